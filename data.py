@@ -17,6 +17,7 @@ HISTORY_CLIPS = CLIPS - 1     # clips of a history, at most
 HISTORY = 68.0                # s of video that a forecast observes in the paper
 CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; as in the release
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
+VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
 MIN_WORDS = 12                # of a sentence; shorter ones are joined (release)
 STRIDE = 2                    # every second sentence gives a clip (release)
 MEASURED = 1000               # narrations from which the distance between clips is measured
@@ -83,7 +84,7 @@ class Example(NamedTuple):
     """One thing to predict: what is observed of which video, and the right answer."""
     video: int                    # place in source.videos
     windows: np.ndarray           # (n, 2) s
-    label: int                    # a class; (verb, noun) of EPIC-Kitchens-100
+    label: int | None             # a class; (verb, noun) of EPIC-Kitchens-100; None: unlabeled
     step: int                     # which step of the video: the labeled one
 
 

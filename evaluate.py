@@ -9,280 +9,470 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and 4.4, a
     classify, --data epic    verb, noun and action, fine-tuned                   Table 3
     features                 writes embeddings of whole videos to a file         -
 
-A `Task` is the interface to what is measured, and fine-tuned for: one line of TASKS.
+A `Task` is the interface to what is measured: a class, and a line of TASKS. finetune.py has how a
+model is fine-tuned for one.
 M examples, N <= 8 clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
 """
-import math
 import time
+from argparse import Namespace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 import weights
-from data import (CLIP_SECONDS, EPIC_FRAMES, EPIC_SECONDS, activity_examples, classify_examples,
-                  forecast_examples)
+from data import (CLIP_SECONDS, EPIC_FRAMES, EPIC_SECONDS, NOUNS, VERBS, activity_examples,
+                  classify_examples, forecast_examples)
 from diffusion import expectation
-from files.features import write_features
-from files.lists import NOUNS, VERBS
 from losses import match
 from model import match_labels
 from sources import DATA, history_of, open_labeled, open_teacher, warn_of_data
 from support.arguments import (Parser, add_labeled_flags, add_run_flags, default_checkpoint,
                                pick_device, positive)
-from support.encode import encode_examples
-from support.errors import require, run
-from support.metrics import accuracies, draw_correct, pack, percent, print_lines, topk_correct
+from support.encode import encode_examples, read_lengths
+from support.errors import require, require_readable, run
+from support.metrics import (accuracies, by_class, draw_correct, each_correct, pack, percent,
+                             percents, print_lines, share_of, topk_correct)
 from support.write import write_json
 
+VIEWS = 3                 # clips of a step (release)
 EPIC_VIEWS = 10           # clips of an action (release)
-
-
-class Asked(NamedTuple):
-    """M examples of a task, and all that its lines are made of."""
-    model: object              # ProcedureModel
-    x: torch.Tensor            # (M, N, D) f's embeddings of their clips
-    n: torch.Tensor            # (M,) how many of the N clips each has
-    seen: torch.Tensor | None  # (M, N, D) the teacher's
-    texts: torch.Tensor | None # (S, D) of the label set; None for a task without texts
-    labels: torch.Tensor       # (M,), or (M, label sets)
-    examples: list             # data.Example
-    source: object             # data.Source
-    args: object               # of the command
-
-
-class Task(NamedTuple):
-    """Something to measure, and to fine-tune for."""
-    examples: Callable         # (videos, spacing, min_steps) -> [data.Example, ...]
-    read: Callable             # (model, x (B, N, D), n (B,)) -> what the classifier reads (B, V, D)
-    lines: Callable            # Asked -> lines of the table, a dict of the JSON
-    trained: str | None        # fine-tuning also trains this part: "encoder", "denoiser"
-    texts: bool = True         # whether the classes have texts, so that it can be done zero-shot
-    views: bool = False        # an example's windows are views, of which training shows one
-    frames: int | None = None  # of a clip, if f is trained on others than in pre-training
-    epochs: float = 15.0       # of fine-tuning: how often it shows each example
-    lr: float = 1e-3           # its peak rate
-    decay: float = 1e-2        # its weight decay
-    clip: float = math.inf     # the most that the norm of its gradient may be
-    classes: Callable = lambda videos, names: [len(names)]     # of each label set
+# Flags that some tasks take, as they are told; and those that --task features does not.
+FORECAST_FLAGS = {"samples": "--samples (--oracle)", "repeats": "--repeats",
+                  "min_steps": "--min-steps", "history": "--history"}
+LABELED_FLAGS = {"json": "--json", "data": "--data", "annotations": "--annotations",
+                 "steps": "--steps", "features": "--features", "split": "--split",
+                 "toy_videos": "--toy-videos"}
 
 
 # --- Inference (Sec. 3.3): the clips of M examples -> p over the S steps of a label set ---
 @torch.no_grad()
 def score(model, x, n, texts, noise, batch):
-    """Forecast the clip that follows each history, `batch` histories at a time, on the CPU.
+    """Forecast the clip that follows each history, once per noise, on the CPU.
 
     Monte Carlo: h denoises Q draws of x_j^T ~ N(0, I) to x_hat_j^0, and Eq. 6 gives p(y | x_hat).
-    The approximate inference takes the peak of the Gaussian, x_j^T = 0.
+    The approximate inference takes the peak of the Gaussian, x_j^T = 0: zeros, and Q = 1.
 
     Args:    x (M, N, D), n (M,): how many of the N clips a history has; texts (S, D), None once
-             fine-tuned; noise (M, Q, D), standard normal.
-    Returns: log p(y) of zero noise (M, S), and of each sample (M, Q, S).
+             fine-tuned; noise (M, Q, D); batch: how many histories at a time.
+    Returns: log p(y), (M, Q, S).
     """
-    zero, samples = [], []
-    for x, n, noise in zip(x.split(batch), n.split(batch), noise.split(batch)):
-        x_hat = model.forecast_next(x, torch.zeros_like(x[:, :1]), n)      # (B, 1, D)
-        zero.append(match_labels(model, x_hat[:, 0], texts).cpu())
-        x_hat = model.forecast_next(x, noise.to(x.device), n)              # (B, Q, D)
-        samples.append(match_labels(model, x_hat, texts).cpu())
-    return torch.cat(zero), torch.cat(samples)
+    log_p = []
+    for first in range(0, len(x), batch):
+        rows = slice(first, first + batch)
+        x_hat = model.forecast_next(x[rows], noise[rows].to(x.device), n[rows])    # (B, Q, D)
+        log_p.append(match_labels(model, x_hat, texts).cpu())                      # (B, Q, S)
+    return torch.cat(log_p)
 
 
-def as_counted(p, labels, model, truth):
-    """{name: p (..., S)} and labels (M,) as they are scored, and how many steps are told apart.
-    Zero-shot, no label tells look-alikes of the toy world apart, so a pair counts as one step, with
-    the sum of their p."""
-    S = next(iter(p.values())).shape[-1]
-    first = truth.first if truth and not model.config.task else torch.arange(S)
-    sums = {name: torch.zeros_like(q).index_add_(-1, first, q) for name, q in p.items()}
-    return sums, first[labels], len(first.unique())
+def counted_as(model, source, S):
+    """The step that each of S steps counts as, (S,) int64: itself, but for look-alikes of the toy
+    world. Zero-shot, no label tells the two of a pair apart, so both count as the first."""
+    if source.truth and not model.config.task:
+        return source.truth.first
+    return torch.arange(S)
+
+
+def merge(p, first):
+    """p (..., S) of steps, as they are counted: the sum of those that count as one, at the place of
+    the first. first (S,): as `counted_as` gives it."""
+    return torch.zeros_like(p).index_add_(-1, first, p)
+
+
+def merge_all(columns, first):
+    """`merge` of each of {name: p (..., S)}."""
+    return {name: merge(p, first) for name, p in columns.items()}
 
 
 # --- The tasks ---
-def names_of(examples, source):
-    """The id of each example's video."""
-    return [source.videos[example.video].name for example in examples]
+class Asked(NamedTuple):
+    """M examples of a task, as a model sees them, and all else that its lines are made of."""
+    model: object                  # ProcedureModel
+    x: torch.Tensor                # (M, N, D) f's embeddings of their clips
+    n: torch.Tensor                # (M,) how many of the N clips each has
+    seen: torch.Tensor | None      # (M, N, D) the teacher's; None for a task without names
+    texts: torch.Tensor | None     # (S, D) of the label set; None for a task without names
+    labels: torch.Tensor | None    # (M,), or (M, label sets); None for a task without labels
+    examples: list                 # data.Example
+    source: object                 # data.Source
+    args: object                   # of the command
+    zero_noise: torch.Tensor | None = None     # (M, S) log p, of a task that forecasts
+    samples: tuple = ()            # (M, Q, S) log p, for each time that samples are drawn
+
+    def names(self):
+        """The id of each example's video."""
+        return [self.source.videos[example.video].name for example in self.examples]
 
 
-def next_clip(model, x, n):
-    """What h predicts with zero noise after the clips x (B, N, D), of which n (B,): (B, 1, D)."""
-    return model.forecast_next(x, torch.zeros_like(x[:, :1]), n)
+class Task:
+    """Something to measure, and maybe to fine-tune for. To add one, write a class that says what is
+    other than here, and a line of TASKS.
+
+    A data set can do a task if it `has` (sources.py) all that the task needs. A task that needs
+    nothing has no labels. It can be done on any videos; its examples have the label None.
+    """
+    # The word of --task that asks for it; None: its name in TASKS.
+    word = None
+    # What its data set must have: "steps" (labeled), "names" (texts of their classes),
+    # "activities", "actions" (labeled by verb and noun).
+    needs = ()
+    # Whether `examples` needs to know how long each video is; then the files are asked.
+    needs_length = False
+    # Whether a model without h cannot do it.
+    needs_h = False
+    # Whether h forecasts the clip after those of an example. Then `lines` is given log p of zero
+    # noise, and a tuned classifier reads what h forecasts; else it reads one of the clips.
+    forecasts = False
+    # Which of FORECAST_FLAGS it takes. With "samples", `lines` is also given log p of samples.
+    flags = ()
+    # What is printed for keys of the JSON that are its own: {key: words}.
+    words = {}
+    # What fine-tuning trains: "classifier", alone; "denoiser", or "encoder" of a task that does not
+    # forecast, beside it. None: it cannot be tuned.
+    trained = None
+    # How many frames a clip has, if f is trained on others than in pre-training.
+    frames = None
+
+    def examples(self, videos, spacing, min_steps):
+        """[data.Example, ...] of [data.Video, ...]. If the task needs lengths, a video's `duration`
+        is its file's. spacing: as in data.history_windows; min_steps: the flag."""
+        raise NotImplementedError
+
+    def classes(self, videos, names):
+        """How many classes each label set of a tuned classifier has. names: of the classes, or None
+        for a task without names."""
+        return [len(names)]
+
+    def lines(self, asked):
+        """Asked -> the keys of the JSON that are the task's own."""
+        raise NotImplementedError
 
 
-def sampled(asked, seed):
-    """Forecasts by zero noise and by samples of one seed -> {way: p (M, S)}, {way: which are right
-    (M,)} and {way: percent}. Table 5: an oracle picks a sample whose likeliest step is right."""
-    model, x, n, _, texts, labels, _, source, args = asked
-    noise = torch.randn(len(x), args.samples, model.dim,
-                        generator=torch.Generator().manual_seed(seed))                 # x_j^T
-    zero, samples = score(model, x, n, texts, noise, args.batch)
-    p = {"zero_noise": zero.exp(), "expectation": expectation(samples), "samples": samples.exp()}
-    p, y, _ = as_counted(p, labels, model, source.truth)                               # Eq. 11
-    best = (p.pop("samples").argmax(-1) == y[:, None]).any(1)
-    chance, drawn = draw_correct(p["zero_noise"], y, args.samples)
-    right = {way: topk_correct(q, y) for way, q in p.items()}
-    right |= {"oracle": best, "oracle_softmax": drawn}
-    return p, right, {way: percent(hits) for way, hits in right.items()} | {
-        "oracle_softmax": percent(chance)}
-
-
-def forecast_lines(asked):
+class Forecast(Task):
     """Which step comes next: zero noise, mean and best of the samples, and what stands beside."""
-    model, x, n, seen, texts, labels, examples, source, args = asked
-    truth, parts = source.truth, {}
-    clips = seen.sum(1) / n[:, None]         # the paper re-purposes CLIP: their mean    (M, D)
-    beside = {"teacher": match(clips, texts, model.tau).exp().cpu()}
-    if args.similar:
-        beside["similar"] = truth.similar_histories(model, x, n, texts, args)
-    if truth:
-        beside |= truth.next_steps(examples)
-    beside, y, classes = as_counted(beside, labels, model, truth)
-    draws = [sampled(asked, seed) for seed in range(args.seed, args.seed + args.repeats)]
-    ours, right, _ = draws[0]
-    right |= {name: topk_correct(q, y) for name, q in beside.items()}
-    repeated = {way: [top1[way] for *_, top1 in draws] for way in draws[0][2]}
-    lines = {"samples": args.samples, "top1": {way: mean(row) for way, row in repeated.items()},
-             "top1_std": None, "top5": {way: percent(topk_correct(q, y, 5))
-                                        for way, q in ours.items()},
-             "baselines": {"random": 100 / classes, "teacher": percent(right["teacher"]),
-                           "similar": None},
-             "truth": None, "by_place": None, "new": None, "futures": None}
-    if args.repeats > 1:
-        lines["top1_std"] = {way: stdev(row) for way, row in repeated.items()}
-    if truth:
-        more, parts["new"] = truth.forecast_lines(ours | beside, right, y, examples, args.samples)
-        lines["baselines"]["similar"] = more.pop("similar", None)
-        lines |= more
-    if args.horizon > 1:
-        lines["futures"] = truth.sampled_futures(model, x, n, texts, examples, args.horizon,
-                                                 args.seed)
-    return lines | {"right": pack(right, names_of(examples, source), parts)}
+    needs = "steps", "names"
+    needs_h = forecasts = True
+    flags = tuple(FORECAST_FLAGS)
+    trained = "denoiser"
+
+    def examples(self, videos, spacing, min_steps):
+        """As Task has it."""
+        return forecast_examples(videos, spacing, min_steps)
+
+    def lines(self, asked):
+        """As Task has it. top1 is the mean over the draws of samples; what else is made of samples
+        is of the first draw."""
+        # 1. By zero noise; by the teacher, as the paper re-purposes CLIP; by what can be known.
+        Q, truth, S = asked.args.samples, asked.source.truth, asked.zero_noise.shape[1]
+        first = counted_as(asked.model, asked.source, S)
+        y, classes = first[asked.labels], len(first.unique())                      # y (M,)
+        clips = asked.seen.sum(1) / asked.n[:, None]                               # (M, D) means
+        p = {"zero_noise": asked.zero_noise.exp(),
+             "teacher": match(clips, asked.texts, asked.model.tau).exp().cpu()}    # (M, S) each
+        if truth:
+            p |= truth.next_steps(asked.examples)
+        p = merge_all(p, first)
+        right = each_correct(p, y)                                                 # (M,) bool each
+        lines = {"classes": classes, "samples": Q, "draws": len(asked.samples)}
+        lines["baselines"] = {"random": 100 / classes, "teacher": percent(right["teacher"])}
+        lines["by_class"] = by_class(right["zero_noise"], asked.labels, S)
+
+        # 2. By samples: their mean (Eq. 11), and the best of them (Table 5), beside the best of as
+        #    many draws from the softmax of zero noise.
+        drawn = [by_samples(log_p, y, first) for log_p in asked.samples]
+        p["expectation"], right["expectation"], right["oracle"] = drawn[0]
+        chance, right["oracle_softmax"] = draw_correct(p["zero_noise"], y, Q)
+        draws = {"zero_noise": [percent(right["zero_noise"])], "expectation": [], "oracle": [],
+                 "oracle_softmax": [percent(chance)]}
+        for _, of_mean, best in drawn:
+            draws["expectation"].append(percent(of_mean))
+            draws["oracle"].append(percent(best))
+        lines["top1"] = {way: mean(shares) for way, shares in draws.items()}
+        lines["top1_std"] = None
+        if len(asked.samples) > 1:
+            lines["top1_std"] = {way: deviation(shares) for way, shares in draws.items()}
+        lines["top5"] = {"zero_noise": percent(topk_correct(p["zero_noise"], y, 5)),
+                         "expectation": percent(topk_correct(p["expectation"], y, 5))}
+
+        # 3. Where the truth is known, by places and parts.
+        lines["truth"] = lines["by_place"] = lines["new"] = None
+        parts = {}
+        if truth:
+            parts = truth.parts(asked.labels)
+            parts["new"] = truth.is_new(asked.examples)
+            known = {"exact": right["exact"], "set": right["set"]}
+            lines["truth"] = percents(known)
+            known["zero_noise"] = right["zero_noise"]
+            lines["by_place"] = truth.by_place(known, asked.examples)
+            lines["new"] = share_of(known, parts["new"])
+        lines["right"] = pack(right, asked.names(), parts)
+        return lines
 
 
-def classify_lines(asked):
+def by_samples(log_p, y, first):
+    """Forecasts of the steps y (M,) by samples, log p (M, Q, S) -> p (M, S) of their mean (Eq. 11);
+    whether its likeliest step is right, (M,) bool; and whether that of a sample is, which an oracle
+    picks (Table 5), (M,) bool. first (S,): as in `merge`."""
+    p = merge(expectation(log_p), first)
+    likeliest = merge(log_p.exp(), first).argmax(-1)                               # (M, Q)
+    return p, topk_correct(p, y), (likeliest == y[:, None]).any(1)
+
+
+def deviation(shares):
+    """The standard deviation of what was drawn several times; 0 of what involves no draw."""
+    return stdev(shares) if len(shares) > 1 else 0.0
+
+
+class Classify(Task):
     """Which step a clip shows; the softmaxes of an example's three clips are averaged."""
-    model, x, _, seen, texts, labels, examples, source, _ = asked
-    log_p = {"ours": match_labels(model, x, texts), "teacher": match(seen, texts, model.tau)}
-    p, parts = {name: q.exp().mean(1).cpu() for name, q in log_p.items()}, {}          # (M, S)
-    merged, y, _ = as_counted(p, labels, model, source.truth)
-    right, S = {name: topk_correct(q, y) for name, q in merged.items()}, p["ours"].shape[1]
-    lines = accuracies(merged, y) | {"held_out": None, "look_alikes": None}
-    lines["by_class"] = [percent(right["ours"][labels == k]) for k in range(S)]
-    if source.truth:
-        more, parts, right["look_alikes"] = source.truth.classify_lines(p, right, labels)
-        lines |= more
-    return lines | {"right": pack(right, names_of(examples, source), parts)}
+    needs = "steps", "names"
+    trained = "classifier"
+
+    def examples(self, videos, spacing, min_steps):
+        """As Task has it."""
+        return classify_examples(videos, VIEWS, CLIP_SECONDS)
+
+    def lines(self, asked):
+        """As Task has it."""
+        truth, labels = asked.source.truth, asked.labels
+        ours = match_labels(asked.model, asked.x, asked.texts)                     # (M, 3, S)
+        teacher = match(asked.seen, asked.texts, asked.model.tau)
+        p = {"ours": ours.exp().mean(1).cpu(), "teacher": teacher.exp().mean(1).cpu()}     # (M, S)
+        S = p["ours"].shape[1]
+        first = counted_as(asked.model, asked.source, S)
+        y, parts, merged = first[labels], {}, merge_all(p, first)
+        right = each_correct(merged, y)                                            # (M,) bool each
+        lines = accuracies(merged, y)
+        lines["classes"] = len(first.unique())
+        lines["by_class"] = by_class(right["ours"], labels, S)
+        lines["held_out"] = lines["look_alikes"] = None
+        if truth:
+            parts = truth.parts(labels)
+            apart = {name: truth.told_apart(q, labels) for name, q in p.items()}
+            lines["held_out"] = percents(right, parts["held_out"])
+            lines["look_alikes"] = percents(apart, parts["look_alikes"])
+            right["look_alikes"] = apart["ours"]
+        lines["right"] = pack(right, asked.names(), parts)
+        return lines
 
 
-def activity_lines(asked):
+class Activity(Task):
     """Which activity a video shows: the classifier on what h predicts after its clips."""
-    log_p, _ = score(asked.model, asked.x, asked.n, None, 0 * asked.x[:, :1], asked.args.batch)
-    return accuracies({"ours": log_p}, asked.labels)
+    needs = ("activities",)
+    needs_h = forecasts = True
+    trained = "denoiser"
+
+    def examples(self, videos, spacing, min_steps):
+        """As Task has it."""
+        return activity_examples(videos)
+
+    def classes(self, videos, names):
+        """As Task has it."""
+        return [1 + max(video.activity for video in videos)]
+
+    def lines(self, asked):
+        """As Task has it."""
+        return accuracies({"ours": asked.zero_noise}, asked.labels)
 
 
-def action_lines(asked):
+class Actions(Task):
     """Table 3: the softmaxes of an action's ten clips are averaged. An action is right if verb and
     noun are. Its top 5 have the largest p(verb) p(noun)."""
-    verb, noun = (q.exp().mean(1).cpu() for q in asked.model.classify(asked.x))   # (M, V), (M, U)
-    v, u = asked.labels.T                                                      # (M,) each
-    verbs, nouns = accuracies({"verb": verb}, v), accuracies({"noun": noun}, u)
-    lines = {name: verbs[name] | nouns[name] for name in verbs}
-    best = torch.stack([torch.outer(p, q).flatten().topk(5).indices for p, q in zip(verb, noun)])
-    hits = best == (v * noun.shape[1] + u)[:, None]                            # (M, 5)
-    lines["top1"]["action"], lines["top5"]["action"] = percent(hits[:, 0]), percent(hits.any(1))
-    return lines
+    word = "classify"
+    needs = ("actions",)
+    trained = "encoder"
+    frames = EPIC_FRAMES
+
+    def examples(self, videos, spacing, min_steps):
+        """As Task has it."""
+        return classify_examples(videos, EPIC_VIEWS, EPIC_SECONDS)
+
+    def classes(self, videos, names):
+        """As Task has it."""
+        return [VERBS, NOUNS]
+
+    def lines(self, asked):
+        """As Task has it."""
+        log_p = asked.model.classify(asked.x)                  # (M, 10, verbs), (M, 10, nouns)
+        verb, noun = [q.exp().mean(1).cpu() for q in log_p]
+        v, u = asked.labels.T                                  # (M,) each
+        verbs, nouns = accuracies({"verb": verb}, v), accuracies({"noun": noun}, u)
+        best = []
+        for p, q in zip(verb, noun):
+            best.append(torch.outer(p, q).flatten().topk(5).indices)
+        action = v * noun.shape[1] + u
+        hits = torch.stack(best) == action[:, None]                                # (M, 5)
+        return {"top1": verbs["top1"] | nouns["top1"] | {"action": percent(hits[:, 0])},
+                "top5": verbs["top5"] | nouns["top5"] | {"action": percent(hits.any(1))}}
 
 
 TASKS = {
-    "forecast": Task(forecast_examples, next_clip, forecast_lines, "denoiser"),
-    "classify": Task(lambda videos, spacing, min_steps: classify_examples(videos, 3, CLIP_SECONDS),
-                     lambda model, x, n: x, classify_lines, None, views=True),
-    "activity": Task(lambda videos, spacing, min_steps: activity_examples(videos), next_clip,
-                     activity_lines, "denoiser", texts=False, epochs=60.0,
-                     classes=lambda videos, names: [1 + max(video.activity for video in videos)]),
-    "actions": Task(lambda videos, spacing, min_steps: classify_examples(
-                        videos, EPIC_VIEWS, EPIC_SECONDS), lambda model, x, n: x, action_lines,
-                    "encoder", texts=False, views=True, frames=EPIC_FRAMES, epochs=50.0, lr=1e-4,
-                    decay=5e-2, clip=1.0,
-                    classes=lambda videos, names: [VERBS, NOUNS]),
+    "forecast": Forecast,
+    "classify": Classify,
+    "activity": Activity,
+    "actions": Actions,
 }
 
 
+def tasks_of(data):
+    """The tasks that a data set can do: {word of --task: name in TASKS}."""
+    found = {}
+    for name, task in TASKS.items():
+        if set(task.needs) <= set(DATA[data].has):
+            found.setdefault(task.word or name, name)
+    return found
+
+
 def task_name(args):
-    """Which of TASKS --task means for --data: one of its own, or one that is no other's own; the
-    first by default. InputError if none."""
-    taken = {name for data in DATA.values() for name in data.tasks.values()}
-    names = DATA[args.data].tasks or {name: name for name in TASKS if name not in taken}
-    args.task = args.task or next(iter(names))
-    require(args.task in names, f"--task {args.task}: --data {args.data} can only "
-            f"{', '.join(names)}")
-    return names[args.task]
+    """Which of TASKS --task means for --data; without --task, the first that --data can do.
+    InputError if it can do none, or another."""
+    names = tasks_of(args.data)
+    require(names, f"--data {args.data} has no labels, which every task needs")
+    word = args.task or next(iter(names))
+    require(word in names, f"--task {word}: --data {args.data} can only {', '.join(names)}")
+    return names[word]
 
 
 def require_task(model, name, args):
     """InputError unless the model can do the task: it is fine-tuned for it; or it is not
-    fine-tuned, and matches texts."""
+    fine-tuned, no label is without a name, and there is h if it is needed."""
     config, task = model.config, TASKS[name]
-    fits = task.texts and not task.frames and (task.trained != "denoiser" or model.denoiser)
-    if config.task:
-        fits = config.task == name
-    state = f"fine-tuned for {config.task}" if config.task else "not fine-tuned"
-    require(fits, f"{model.path}: is {state}, of --order {config.order}; needed is a checkpoint of "
-            f"`python train.py --stage finetune --task {args.task} --data {args.data}`")
+    fits, state = config.task == name, f"fine-tuned for {config.task}"
+    if not config.task:
+        texts = "names" in task.needs or not task.needs
+        fits, state = texts and not task.frames, "not fine-tuned"
+        if task.needs_h and model.denoiser is None:
+            fits = False
+    need = "a run of `python train.py` with h, that is not fine-tuned"
+    if task.trained:
+        need = (f"a checkpoint of `python train.py --stage finetune --task {args.task} --data "
+                f"{args.data}`")
+    require(fits, f"{model.path}: is {state}, of --order {config.order}; needed is {need}")
+
+
+def examples_of(task, source, spacing, min_steps):
+    """The examples of a task in the videos of a source -> [data.Example, ...]; how many there would
+    be if all listed videos could be used; {id: reason} of videos whose length cannot be read.
+
+    A listed video whose length is needed, but not known, counts as one example.
+    """
+    if not task.needs_length:
+        listed = task.examples(source.listed, spacing, min_steps)
+        return task.examples(source.videos, spacing, min_steps), len(listed), {}
+    lengths, unreadable = read_lengths(source)
+    places = list(lengths)                                     # in source.videos
+    videos = [source.videos[i]._replace(duration=lengths[i]) for i in places]
+    examples = []
+    for example in task.examples(videos, spacing, min_steps):
+        examples.append(example._replace(video=places[example.video]))
+    return examples, len(examples) + len(source.listed) - len(videos), unreadable
 
 
 # --- The command ---
+def warn_of_history(model, history):
+    """A warning if forecasts were tuned on another history than they are measured on, else None."""
+    tuned = model.config.history
+    if tuned in (None, history):
+        return None
+    return f"forecasts observe --history {history}; the checkpoint is tuned on {tuned}"
+
+
+def measured(args, model, source, history):
+    """What was measured, and by what: keys of the JSON that all tasks have."""
+    config, kinds = model.config, [kind for kind, _ in source.left_out.values()]
+    content = {"task": args.task, "data": args.data, "split": DATA[args.data].split(args)}
+    content["setting"] = "fine-tuned" if config.task else "zero-shot"
+    content["order"], content["history"] = config.order, history
+    content["absent"] = kinds.count("absent")
+    content["classes"], content["samples"] = sum(config.classes) or None, None
+    content["seed"], content["run_seed"] = args.seed, model.settings.get("seed")
+    content["checkpoint"] = str(args.checkpoint)
+    return content
+
+
 def evaluate(args):
     """Score a checkpoint -> the content of --json."""
-    # 1. The checkpoint, the videos, and the texts of their label set.
+    # 1. The checkpoint, its task, the videos, and the texts of their label set.
     began, device = time.perf_counter(), pick_device(args.device)
     model, name = weights.load(args.checkpoint).to(device), task_name(args)
     require_task(model, name, args)
-    task = TASKS[name]
-    source, names, teacher, texts = open_labeled(args, task, model, device, args.split)
-    require(source.truth or not args.similar and args.horizon == 1,
-            f"--similar and --horizon: --data {args.data} has no truth to compare with")
+    task = TASKS[name]()
+    source, _, teacher, texts = open_labeled(args, task, model, device, args.split)
     history, spacing = history_of(model, args.history)
-    tuned, other = model.config.history or history, None
-    if history != tuned:
-        other = f"forecasts observe --history {history}; the checkpoint is tuned on {tuned}"
-    if task.trained == "denoiser" and history == "spaced" and not (source.truth or args.history):
-        print("forecasts observe clips as far apart as in training; the paper's: --history paper")
-    listed, examples = (task.examples(videos, spacing, args.min_steps)
-                        for videos in (source.listed, source.videos))
+    warnings = [warn_of_data(model, source)]
+    if "history" not in task.flags:
+        history = None
+    else:
+        warnings.append(warn_of_history(model, history))
+        if history == "spaced" and not (source.truth or args.history):
+            print("forecasts observe clips as far apart as in training; the paper's: --history "
+                  "paper")
+    examples, listed, unreadable = examples_of(task, source, spacing, args.min_steps)
+    require_readable(source, unreadable, args.max_unreadable)
     require(examples, f"no {args.split} video has {args.min_steps} steps, or one to {args.task}")
 
-    # 2. Their clips through f, and the task.
-    x, n, seen, examples, unreadable = encode_examples(model, teacher, source, examples, args)
-    labels = torch.tensor([example.label for example in examples])
-    with torch.no_grad():
-        lines = task.lines(Asked(model, x, n, seen, texts, labels, examples, source, args))
+    # 2. Their clips through f; if the task forecasts, through h, from zero noise and from samples.
+    x, n, seen, examples, failed = encode_examples(model, teacher, source, examples, args)
+    unreadable |= failed
+    require_readable(source, unreadable, args.max_unreadable)
+    labels, zero_noise, samples = None, None, []
+    if task.needs:
+        labels = torch.tensor([example.label for example in examples])
+    if task.forecasts:
+        zeros = x.new_zeros(len(x), 1, model.dim)                                  # x_j^T = 0
+        zero_noise = score(model, x, n, texts, zeros, args.batch)[:, 0]            # (M, S)
+    if "samples" in task.flags:
+        for seed in range(args.seed, args.seed + args.repeats):
+            generator = torch.Generator().manual_seed(seed)
+            noise = torch.randn(len(x), args.samples, model.dim, generator=generator)  # x_j^T
+            samples.append(score(model, x, n, texts, noise, args.batch))           # (M, Q, S)
 
-    # 3. The table.
-    return {"task": args.task, "data": args.data,
-            "split": DATA[args.data].split(args),
-            "setting": "fine-tuned" if model.config.task else "zero-shot",
-            "order": model.config.order, "listed": len(listed), "evaluated": len(examples),
-            "absent": sum(kind == "absent" for kind, _ in source.left_out.values()),
-            "unreadable": len(unreadable),
-            "classes": sum(model.config.classes) if texts is None else len(texts),
-            "samples": None, **lines, "seed": args.seed,
-            "warning": "; ".join(filter(None, (warn_of_data(model, source), other))) or None,
-            "run_seed": model.settings.get("seed"), "checkpoint": str(args.checkpoint),
-            "seconds": time.perf_counter() - began}
+    # 3. What the task makes of it.
+    asked = Asked(model, x, n, seen, texts, labels, examples, source, args, zero_noise,
+                  tuple(samples))
+    with torch.no_grad():
+        lines = task.lines(asked)
+    content = measured(args, model, source, history)
+    content |= {"listed": listed, "evaluated": len(examples), "unreadable": len(unreadable)}
+    content |= lines
+    content["warning"] = "; ".join(filter(None, warnings)) or None
+    content["seconds"] = time.perf_counter() - began
+    return content
 
 
 def main(args):
     """Score, print, and write the JSON if asked for; or write a features file."""
     if args.task == "features":
+        from files.features import write_features
         device = pick_device(args.device)
         teacher = args.clip and open_teacher(args.clip, args.clip_weights, device)
         return write_features(args, teacher, device)
     content = evaluate(args)
-    print_lines(content)
+    print_lines(content, TASKS[task_name(args)].words)
     if args.json:
         write_json(args.json, content)
+
+
+def flags_given(parser, argv):
+    """The names of the flags that a command line has, be they equal to their defaults or not."""
+    blank = Namespace()                    # a parser sets no default where there is a value
+    for name in vars(parser.parse_args(argv)):
+        setattr(blank, name, None)
+    values = vars(parser.parse_args(argv, blank))
+    return {name for name, value in values.items() if value is not None}
+
+
+def refuse_flags(args, given):
+    """InputError for a flag that is given and has no effect on --task."""
+    refused = {"out": "--out"}
+    if args.task == "features":
+        refused = FORECAST_FLAGS | LABELED_FLAGS
+    else:
+        taken = TASKS[task_name(args)].flags
+        refused |= {name: FORECAST_FLAGS[name] for name in FORECAST_FLAGS if name not in taken}
+    for name, flag in refused.items():
+        require(name not in given, f"{flag}: has no effect on --task {args.task}")
 
 
 def parse(argv=None):
@@ -300,14 +490,15 @@ def parse(argv=None):
         help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
     add("--repeats", type=positive(int), default=1, help="draw the samples this many times: "
         "mean and deviation (Table 5)")
-    add("--similar", action="store_true", help="also forecast by similar training histories (toy)")
-    add("--horizon", type=positive(int), default=1, help="also sample futures of this many steps "
-        "(toy)")
     add("--json", type=Path, help="also write the numbers here")
     add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
     add("--batch", type=positive(int), default=64, help="examples at once; no effect on the result")
     add_run_flags(parser)
     args = parser.parse_args(argv)
+    if args.task != "features":
+        name = task_name(args)
+        args.task = TASKS[name].word or name
+    refuse_flags(args, flags_given(parser, argv))
     args.checkpoint = args.checkpoint or default_checkpoint()
     return args
 

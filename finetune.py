@@ -17,7 +17,7 @@ and noise is zero, as in the release. After `--order none` a new h is trained.
                                        h is trained; decay 1e-4         video is one example); 1e-2
     EPIC      the same                 AdamW 1e-4, stepped at epochs    AdamW, 1e-4 linearly to 0,
                                        0, 30, 40 of 50; decay 5e-2      50 epochs; decay 5e-2
-They are fields of a Task (evaluate.py).
+What is trained is said by a Task (evaluate.py); the settings are in SETTINGS.
 N clips of an example, B examples per update, S classes, D embedding.
 """
 import hashlib
@@ -25,6 +25,7 @@ import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import weights
 from data import LABELS
-from evaluate import TASKS, task_name
+from evaluate import TASKS, examples_of, task_name
 from model import Config, clips_at_once
 from sources import DATA, clip_of, history_of, open_labeled, open_teacher
 from support.arguments import (Parser, add_labeled_flags, add_run_flags, default_checkpoint,
@@ -48,6 +49,26 @@ from weights.checkpoint import build, init_from
 
 DROPOUT = 0.1             # of h's tokens
 TEACHER = Path("teacher")                          # of --init: its features in place of f's
+
+
+class Settings(NamedTuple):
+    """How a task is tuned."""
+    epochs: float = 15.0      # how often each example is shown (paper, Sec. 4)
+    lr: float = 1e-3          # peak rate of AdamW
+    decay: float = 1e-2       # weight decay
+    clip: float = math.inf    # the most that the norm of the gradient may be
+
+
+# The settings of some of TASKS; those of all others are the defaults above.
+SETTINGS = {
+    "activity": Settings(epochs=60.0),                                     # a video is one example
+    "actions": Settings(epochs=50.0, lr=1e-4, decay=5e-2, clip=1.0),       # of EPIC (release)
+}
+
+
+def settings_of(name):
+    """The Settings of a task."""
+    return SETTINGS.get(name, Settings())
 
 
 def chosen_examples(examples, videos, share, seed):
@@ -73,39 +94,52 @@ def teacher_as_model(args, device):
 def with_classifier(init, name, classes, names, texts):
     """The model of --init with a classifier of these classes, for a Task. It starts as `match` with
     the texts (S, D), or at zero without texts."""
-    config, task = replace(init.config, task=name, classes=classes, names=names), TASKS[name]
+    task, config = TASKS[name], replace(init.config, task=name, classes=classes, names=names)
     if task.trained == "denoiser":
-        heads = dict(layers=4, heads=max(4, init.dim // 64))               # of a new h
-        config.denoiser = {**(config.denoiser or heads), "dropout": DROPOUT}
+        heads = max(4, init.dim // 64)                     # of a new h
+        config.denoiser = dict(config.denoiser or {"layers": 4, "heads": heads})
+        config.denoiser["dropout"] = DROPOUT
     if task.frames:
-        config.encoder = {**config.encoder, "frames": task.frames}
+        config.encoder = dict(config.encoder)
+        config.encoder["frames"] = task.frames
     model = build(config, init.phrases)
-    if [*init.parameters()]:
+    if list(init.parameters()):
         init_from(init.path, model, init.state_dict())     # all but the classifier, and a new h
     nn.init.zeros_(model.classifier.weight)
     nn.init.zeros_(model.classifier.bias)
     if texts is not None:
         model.classifier.weight.data.copy_(normalize(texts, dim=-1))
     model.requires_grad_(False)
-    for part in filter(None, (task.trained, "classifier")):
-        model.get_submodule(part).requires_grad_(True)
+    model.classifier.requires_grad_(True)
+    model.get_submodule(task.trained).requires_grad_(True)
     return model
+
+
+def open_init(args, task, device):
+    """The model that --init names, to be tuned for a task. InputError if it cannot be."""
+    if args.init == TEACHER:
+        frozen = task.trained == "classifier" and not task.needs_h
+        require(frozen and args.data != "features", "--init teacher: only with --task classify, "
+                "and not for features")
+        return teacher_as_model(args, device)
+    init = weights.load(args.init)
+    require(not init.config.task and (init.denoiser or len(init.phrases)), f"--init {args.init}: "
+            "is fine-tuned, or a published f alone; give a run of --stage pretrain")
+    require(init.denoiser or not task.needs_h or task.trained == "denoiser", f"--init {args.init}: "
+            f"was trained without h, which --task {args.task} needs")
+    return init
 
 
 def set_up(args, run, device):
     """The task, its videos, their examples, and the model that is to be tuned."""
     # 1. The checkpoint, the videos and their labeled examples.
     name = task_name(args)
-    task, looks = TASKS[name], args.init == TEACHER
-    require(not looks or task.views and not task.trained and args.data != "features",
-            "--init teacher: only with --task classify, and not for features")
-    init = teacher_as_model(args, device) if looks else weights.load(args.init)
-    require(not init.config.task and (init.denoiser or len(init.phrases)), f"--init {args.init}: "
-            "is fine-tuned, or a published f alone; give a run of --stage pretrain")
+    task, looks = TASKS[name](), args.init == TEACHER
+    init = open_init(args, task, device)
     source, names, teacher, texts = open_labeled(args, task, init, device, "train", looks)
     history, spacing = history_of(init, args.history)
-    examples = chosen_examples(task.examples(source.videos, spacing, 2), source.videos, args.labels,
-                               args.seed)
+    examples, _, unreadable = examples_of(task, source, spacing, min_steps=2)
+    examples = chosen_examples(examples, source.videos, args.labels, args.seed)
     require(examples, f"no training video has an example to {args.task}")
 
     # 2. The model. If f stays as it is, each clip goes through it once.
@@ -113,12 +147,14 @@ def set_up(args, run, device):
     clip, clip_weights = clip_of(init, args)
     init.config = replace(init.config, clip=clip, clip_weights=clip_weights, history=history,
                           hold_out=args.hold_out)
-    model = with_classifier(init, name, task.classes(source.listed, names), names, texts).to(device)
+    classes = task.classes(source.listed, names)
+    model = with_classifier(init, name, classes, names, texts).to(device)
     x = n = None
+    run.unreadable = unreadable
     if task.trained != "encoder":
         eyes = teacher if looks else None
-        x, n, _, examples, run.unreadable = encode_examples(model.eval(), eyes, source, examples,
-                                                            args)
+        x, n, _, examples, failed = encode_examples(model.eval(), eyes, source, examples, args)
+        run.unreadable |= failed
     start = [hashlib.sha256(value.numpy().tobytes()).hexdigest()
              for value in init.state_dict().values()]
     run.begin(source, examples=[f"{one.video} {one.step} {one.label}" for one in examples],
@@ -135,6 +171,7 @@ def finetune(args, run):
     device = pick_device(args.device)
     require(not is_torchelastic_launched(), "fine-tuning runs in one process, without torchrun")
     task, source, examples, x, n, model = set_up(args, run, device)
+    settings = settings_of(task_name(args))
     batch = min(args.batch, len(examples))
     per_epoch = len(examples) // batch
     updates = max(1, round(args.epochs * per_epoch))
@@ -144,7 +181,7 @@ def finetune(args, run):
     reads = read_ahead(LabeledExamples(source, examples, args.seed),
                        items(left, len(examples), batch, range(batch), args.seed), args.workers,
                        3 * f.frames * f.image ** 2, micro, device.type == "cuda")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=task.decay)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=settings.decay)
     if run.checkpoint:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
     print(f"{len(examples)} examples, {updates} updates, on {device}")
@@ -166,17 +203,18 @@ def finetune(args, run):
                         continue
                     rows = [order[one.place] for one in read]
                     z = model.encode(join([one.clips for one in read], device))    # x = f(v)
-                elif task.views:                           # one of N views of each: (B, D)
+                elif task.forecasts:                       # what h predicts with zero noise
+                    zeros = torch.zeros_like(x[rows, :1])                  # (B, 1, D)
+                    z = model.forecast_next(x[rows], zeros, n[rows])[:, 0]
+                else:                                      # one of N clips of each: (B, D)
                     z = x[rows][range(len(rows)), torch.randint(x.shape[1], (len(rows),))]
-                else:                                      # what h predicts with zero noise
-                    z = task.read(model, x[rows], n[rows])[:, 0]
                 log_p = model.classify(z)
             y = labels[rows].view(len(rows), -1)                           # (B, label sets)
             loss = sum(nll_loss(p, label, reduction="none")                # (B,)
                        for p, label in zip(log_p, y.T))
             (loss.sum() / batch).backward()
             run.metrics.add(len(rows), loss=loss)
-        norm = clip_grad_norm_(model.parameters(), task.clip)
+        norm = clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.step()
         if run.after(update + 1, norm, model, optimizer):
             break
@@ -197,8 +235,9 @@ def parse(argv):
         "used")
     add("--hold-out", type=positive(float), help="leave out this share of the training videos, for "
         "--split validation of a COIN.json without one; 0.1 is a tenth")
+    epochs = [f"{name} {settings_of(name).epochs:g}" for name in TASKS if TASKS[name].trained]
     add("--epochs", type=positive(float), help="times each example is seen (default: "
-        f"{', '.join(f'{name} {task.epochs:g}' for name, task in TASKS.items())})")
+        f"{', '.join(epochs)})")
     add("--batch", type=positive(int), default=64, help="examples per update; the paper's 64")
     add("--lr", type=positive(float), help="peak rate of AdamW (default: 1e-3; epic: 1e-4)")
     add("--out", type=Path, help="folder of the run (default: runs/finetune-TASK)")
@@ -207,9 +246,13 @@ def parse(argv):
     args = parser.parse_args(argv)
     require(args.labels <= 1, f"--labels {args.labels}: is a share, at most 1; 0.1 is a tenth")
     require((args.hold_out or 0) < 1, f"--hold-out {args.hold_out}: is a share, below 1")
-    task = TASKS[task_name(args)]
+    name = task_name(args)
+    task, settings = TASKS[name], settings_of(name)
+    require(task.trained, f"--task {args.task}: cannot be fine-tuned; evaluate.py measures it")
+    require("history" in task.flags or not args.history, "--history: has no effect on --task "
+            f"{args.task}")
     args.log_every = 1 if task.trained == "encoder" else 20
-    args.epochs, args.lr = args.epochs or task.epochs, args.lr or task.lr
+    args.epochs, args.lr = args.epochs or settings.epochs, args.lr or settings.lr
     args.out = args.out or Path(f"runs/finetune-{args.task}")
     args.init = args.init or default_checkpoint()
     args.world = DATA[args.data].world

@@ -47,7 +47,7 @@ class Data(NamedTuple):
     clip: str | None = None            # the teacher; None: the paper's
     phrases: tuple | None = None       # the pool; None: of --phrases
     world: int | None = None           # version of a world that is made up
-    tasks: dict = {}                   # {--task: Task of evaluate.py} of its own; {}: all others
+    has: tuple = ()                    # what its lists give of that a Task needs: evaluate.py
     split: Callable = lambda args: args.split          # args -> the name of what is measured
     count: Callable | None = None      # for `python -m files check`: args -> what is listed
     kind: Callable = VideoSource       # also for it: VideoSource, or a class with its interface
@@ -75,7 +75,7 @@ def labeled_epic(args, pictures, teacher, task, model, split):
 
 def labeled_toy(args, pictures, teacher, task, model, split):
     """The toy world's videos of a split."""
-    names = [*grammar.STEPS] if task.texts else None
+    names = list(grammar.STEPS) if "names" in task.needs else None
     return ToySource(split, range(args.toy_videos), pictures.frames, teacher), names
 
 
@@ -91,13 +91,16 @@ def split_of(args):
     return args.annotations.stem if args.annotations.suffix == ".csv" else args.split
 
 
+COIN_HAS = "steps", "names", "activities"              # of COIN's layout, and of the toy world
+
 DATA = {
     "toy": Data(
         Way(lambda args, pictures, teacher: ToySource(
             "train", range(args.toy_videos), pictures.frames, teacher, narrated=True),
             takes=("phrases",)),
         Way(labeled_toy), fits=lambda size: size == render.SIZE, tau=0.045, size="small",
-        frames=4, clip="toy", phrases=grammar.PHRASES, world=grammar.VERSION, steps=grammar.STEPS,
+        frames=4, clip="toy", phrases=grammar.PHRASES, world=grammar.VERSION, has=COIN_HAS,
+        steps=grammar.STEPS,
         one=lambda model, number: ToySource("test", [number], model.encoder.frames)),
     "howto100m": Data(
         Way(narrated(VideoSource, find_videos, "videos"), ("videos", "captions", "phrases"),
@@ -107,14 +110,14 @@ DATA = {
             ("ids", "skip")),
         Way(labeled(FeatureSource, find_rows, "features"), ("annotations", "features"),
             ("steps", "skip", "hold_out")),
-        fits=lambda size: not size, size="small", encoder="adapter", split=split_of),
+        fits=lambda size: not size, size="small", encoder="adapter", has=COIN_HAS, split=split_of),
     "coin": Data(
         labeled=Way(labeled(VideoSource, find_videos, "videos"), ("annotations", "videos"),
                     ("steps", "skip", "hold_out")),
-        split=split_of, count=count_coin),
+        has=COIN_HAS, split=split_of, count=count_coin),
     "epic": Data(
         labeled=Way(labeled_epic, ("annotations", "videos"), ("skip",)),
-        tasks={"classify": "actions"}, split=lambda args: epic_split(args.annotations),
+        has=("actions",), split=lambda args: epic_split(args.annotations),
         count=count_epic),
 }
 
@@ -158,7 +161,7 @@ def clip_of(model, args):
 
 def open_labeled(args, task, model, device, split, looks=True):
     """The videos of a Task, as a checkpoint reads them -> their Source; names of the classes; the
-    teacher, and its texts (S, D). The last three are None for a task without texts. looks: whether
+    teacher, and its texts (S, D). The last three are None for a task without names. looks: whether
     the teacher sees the clips, too."""
     data, f = DATA[args.data], model.encoder
     limit_threads(f.image, device)
@@ -167,7 +170,7 @@ def open_labeled(args, task, model, device, split, looks=True):
     require(data.fits(f.image), f"{model.path}: reads "
             f"{f'pictures of {f.image} pixels' if f.image else 'features'}, not --data {args.data}")
     pictures, teacher = pictures_of(f)._replace(frames=task.frames or f.frames), None
-    if task.texts:
+    if "names" in task.needs:
         teacher = open_teacher(*clip_of(model, args), device)
     source, names = data.labeled.open(args, pictures, teacher if looks else None, task, model,
                                       split)

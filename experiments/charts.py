@@ -48,22 +48,35 @@ def plot_curves(figure, runs):
     panels[0].legend()
 
 
+def read_places(files):
+    """The % right by the number of earlier steps k, {name of PLACES: [{k: number} of each file that
+    has it]}, of JSON files of forecasts (evaluate.py) and of similar histories (probes.py)."""
+    found = {name: [] for name in PLACES}
+    for file in files:
+        content = json.loads(read_text(file))
+        rows = content.get("by_place") or content["similar"]["by_place"]
+        for name in PLACES:
+            if all(name in row for row in rows.values()):
+                found[name].append({int(k): rows[k][name] for k in sorted(rows, key=int)})
+    return found
+
+
 def plot_places(figure, files):
-    """Draw % right by the number of earlier steps, of JSON files of forecasts in the toy world: the
-    means over the files, and bars from the lowest to the highest."""
+    """Draw % right by the number of earlier steps, of JSON files of forecasts and of probes in the
+    toy world: the means over the files, and bars from the lowest to the highest."""
     figure.set_size_inches(5.6, 3.2)                       # 700 pixels wide
-    axes = figure.subplots()
-    scores = [json.loads(read_text(file))["by_place"] for file in files]
-    *_, last = places = sorted(scores[0], key=int)
+    axes, scores = figure.subplots(), read_places(files)
     for name, (label, style) in PLACES.items():
-        if not scores[0][last].get(name):
+        if not scores[name]:
             continue
-        shares = [[score[k][name] for score in scores] for k in places]
-        bars = [[mean(row) - min(row) for row in shares], [max(row) - mean(row) for row in shares]]
-        axes.errorbar([*map(int, places)], [*map(mean, shares)], bars, label=label, **style)
+        places = list(scores[name][0])
+        shares = [[score[k] for score in scores[name]] for k in places]
+        means = [mean(row) for row in shares]
+        below = [mean(row) - min(row) for row in shares]
+        above = [max(row) - mean(row) for row in shares]
+        axes.errorbar(places, means, [below, above], label=label, **style)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    axes.set(title="% right", xlabel="number of earlier steps", ylim=(0, 104),
-             xticks=[*map(int, places)])
+    axes.set(title="% right", xlabel="number of earlier steps", ylim=(0, 104), xticks=places)
 
 
 def clips_of(source, name):
@@ -163,7 +176,8 @@ def parse(argv=None):
     one("--look-alikes", type=Path, nargs="+", metavar="RUN", help="which of two a clip shows, "
         "by the teacher and by the f of these runs")
     one("--curves", type=Path, nargs="+", metavar="RUN", help="folders of runs")
-    one("--places", type=Path, nargs="+", metavar="F.json", help="of evaluate.py, one per seed")
+    one("--places", type=Path, nargs="+", metavar="F.json", help="of evaluate.py and "
+        "of experiments.probes, one per seed")
     parser.add_argument("--out", type=Path, help="the picture (default: the name of the flag .png)")
     return parser.parse_args(argv)
 

@@ -1,9 +1,10 @@
 """Compare runs on the same examples: `python -m experiments.compare A.json ... --with B.json ...`.
 
-The files are those of evaluate.py --json, one for each run. The difference is taken example by
-example, which cancels how hard each is. The squares of two errors are added: over videos (examples
-of one depend on each other) and over the S seeds of a side. The margin of a verdict is 1.96 times
-this error, but at least the error over seeds times Student's t, since few seeds tell little:
+The files are those of evaluate.py --json, or of experiments.probes, one for each run. The
+difference is taken example by example, which cancels how hard each is. The squares of two errors
+are added: over videos (examples of one depend on each other) and over the S seeds of a side. The
+margin of a verdict is 1.96 times this error, but at least the error over seeds times Student's t,
+since few seeds tell little:
 
     held (not held)   the difference is above the margin (below minus the margin)
     equal             the difference, plus or minus the margin, is within one point
@@ -30,19 +31,27 @@ STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.
            2.04, 1.96)
 
 
+def bits_of(text, count):
+    """The first `count` of hexadecimal bits, as support/metrics.py packs them: (count,) bool."""
+    return np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))[:count].astype(bool)
+
+
 def read_right(path, column):
-    """Read which examples a JSON of evaluate.py has right, all or of a PART.COLUMN ("look_alikes"
-    is both): (M,) of 0 or 1; the first example of each video, then M, (V + 1,); the run's seed."""
-    def bits(text):
-        return np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))[:content["evaluated"]]
-    with fields_of(path, f"needed is a JSON of evaluate.py with {column}"):
+    """Read which examples a JSON has right, all or of a PART.COLUMN ("look_alikes" is both): (M,)
+    of 0 or 1; the first example of each video, then M, (V + 1,); the run's seed."""
+    with fields_of(path, f"needed is a JSON of evaluate.py, or of probes, with {column}"):
         content = json.loads(read_text(path))
-        right, first = content["right"], np.cumsum([0, *content["right"]["per_video"]])
-        part, _, column = column.rpartition(".")
-        part = column if column in right["parts"] else part
-        chosen = bits(right["parts"][part]).astype(bool) if part else np.ones(first[-1], bool)
-        first = np.concatenate([[0], chosen.cumsum()])[first]
-        return bits(right[column])[chosen].astype(float), first, content["run_seed"]
+        right, count = content["right"], content["evaluated"]
+        first = np.cumsum([0] + right["per_video"])
+        part, _, name = column.rpartition(".")
+        if name in right["parts"]:
+            part = name
+        chosen = np.ones(count, bool)
+        if part:
+            chosen = bits_of(right["parts"][part], count)
+        before = np.append(0, chosen.cumsum())             # chosen before each example
+        hits = bits_of(right[name], count)[chosen].astype(float)
+        return hits, before[first], content["run_seed"]
 
 
 def paired_difference(ours, theirs, first, paired):
@@ -51,15 +60,24 @@ def paired_difference(ours, theirs, first, paired):
     ours, theirs: (S, M) of 0 or 1, one line for each seed, where S may differ; paired: whether line
     s of both is of the same seed. first (V + 1,): the number of each video's first example, then M.
     """
+    # 1. Over videos.
     each = 100 * (ours.mean(0) - theirs.mean(0))                               # (M,) points
     difference, M, V = each.mean(), len(each), len(first) - 1
     of_videos = np.array([(each[a:b] - difference).sum() for a, b in pairwise(first)])     # (V,)
+
+    # 2. Over seeds: of one line of differences, or of each side.
     sides = [100 * ours.mean(1), 100 * theirs.mean(1)]                         # (S,) each
-    sides = [sides[0] - sides[1]] if paired else sides
-    parts = [(variance(side) / len(side), len(side) - 1) for side in sides if len(side) > 1]
-    seeds = sum(square for square, _ in parts)             # square of the error over seeds
-    spread = sum(square ** 2 / freedom for square, freedom in parts)
+    if paired:
+        sides = [sides[0] - sides[1]]
+    seeds = spread = 0.0                                   # seeds: square of the error over seeds
+    for side in sides:
+        if len(side) > 1:
+            square = variance(side) / len(side)
+            seeds += square
+            spread += square ** 2 / (len(side) - 1)
     freedom = seeds ** 2 / spread if spread else 1         # S - 1, or Welch's of two sides
+
+    # 3. Both.
     t, t_seeds = np.interp((V - 1, freedom), range(1, len(STUDENT) + 1), STUDENT)
     error = ((of_videos ** 2).sum() / M ** 2 + seeds) ** 0.5
     margin = max(t * error, t_seeds * seeds ** 0.5)
@@ -75,24 +93,37 @@ def verdict(difference, margin, seeds):
     return "equal" if abs(difference) + margin <= 1 else "undecided"
 
 
+def read_side(paths, column):
+    """Read the files of a side -> {seed: which examples are right, (M,)}, by seed,
+    and the first example of each video, then M, (V + 1,). InputError for a seed that is there
+    twice, or for other videos."""
+    found, first = {}, None
+    for path in paths:
+        right, at, seed = read_right(path, column)
+        if first is None:
+            first = at
+        require(np.array_equal(first, at), f"{path}: was measured on other videos than {paths[0]}; "
+                "give the same --data, --split and --toy-videos")
+        require(seed not in found, f"{path}: the run of seed {seed} is given twice")
+        found[seed] = right
+    return {seed: found[seed] for seed in sorted(found, key=str)}, first
+
+
 def compare(ours, theirs, column, with_column):
     """Compare two lists of files -> what is printed: shares in percent, differences in points.
     Seeds are paired if both sides have the same."""
-    sides, first = ({}, {}), None                          # {seed: (M,)}
-    for side, paths, name in zip(sides, (ours, theirs), (column, with_column)):
-        for path in paths:
-            right, at, seed = read_right(path, name)
-            first = at if first is None else first
-            require(np.array_equal(first, at), f"{path}: was measured on other videos than "
-                    f"{ours[0]}; give the same --data, --split and --toy-videos")
-            require(seed not in side, f"{path}: the run of seed {seed} is given twice")
-            side[seed] = right
-    ours, theirs = (np.stack([side[seed] for seed in sorted(side, key=str)]) for side in sides)
-    difference, error, margin = paired_difference(ours, theirs, first, {*sides[0]} == {*sides[1]})
-    return {"ours": 100 * ours.mean(), "theirs": 100 * theirs.mean(), "difference": difference,
-            "error": error, "margin": margin, "seeds": f"{len(ours)} and {len(theirs)}",
-            "verdict": verdict(difference, margin, min(len(ours), len(theirs))),
-            "examples": ours.shape[1], "videos": len(first) - 1}
+    a, first = read_side(ours, column)
+    b, of_theirs = read_side(theirs, with_column)
+    require(np.array_equal(first, of_theirs), f"{theirs[0]}: was measured on other videos than "
+            f"{ours[0]}; give the same --data, --split and --toy-videos")
+    right = [np.stack(list(side.values())) for side in (a, b)]                 # (S, M) each
+    difference, error, margin = paired_difference(right[0], right[1], first, list(a) == list(b))
+    found = {"ours": 100 * right[0].mean(), "theirs": 100 * right[1].mean()}
+    found |= {"difference": difference, "error": error, "margin": margin}
+    found["seeds"] = f"{len(a)} and {len(b)}"
+    found["verdict"] = verdict(difference, margin, min(len(a), len(b)))
+    found["examples"], found["videos"] = right[0].shape[1], len(first) - 1
+    return found
 
 
 def main(args):
@@ -107,7 +138,8 @@ def parse(argv=None):
     """The command line."""
     parser = Parser("Which of two variants is right more often, by how much, and how sure is that?")
     add = parser.add_argument
-    add("ours", type=Path, nargs="+", metavar="A.json", help="of evaluate.py --json, one per run")
+    add("ours", type=Path, nargs="+", metavar="A.json", help="of evaluate.py --json or "
+        "experiments.probes, one per run")
     add("--with", dest="theirs", type=Path, nargs="+", required=True, metavar="B.json", help="the "
         "other variant's, preferably of the same seeds")
     add("--column", default="zero_noise", help="zero_noise, oracle, ours, look_alikes ...; only a "

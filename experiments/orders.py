@@ -5,6 +5,7 @@ first of equals). If the context is new, a shorter one takes its place, and fina
 frequent step of all. A set has no shorter context, since it does not know the last step.
 """
 from collections import Counter, defaultdict
+from operator import itemgetter
 from pathlib import Path
 
 from experiments.tables import text_table
@@ -12,16 +13,25 @@ from files.lists import load_coin, read_lines
 from support.arguments import Parser
 from support.errors import run
 
+FOLDS = 10                # of the videos, one of which is asked
+
 
 def read_steps(path):
     """Read the steps of each video in order: of COIN.json, or of a folder of CrossTask's files,
     TASK_VIDEO.csv with lines `step,start s,end s`, where steps are numbered within a task."""
+    videos = []
     if not path.is_dir():
-        return [tuple(step.label for step in video.steps) for video in load_coin(path)[0]]
-    videos = [[(file.name.split("_")[0], *line.split(",")) for _, line in read_lines(file)]
-              for file in sorted(path.glob("*_*.csv"))]                # (task, step, start, end)
-    return [tuple(row[:2] for row in sorted(video, key=lambda row: float(row[2])))
-            for video in videos]
+        for video in load_coin(path)[0]:
+            videos.append(tuple(step.label for step in video.steps))
+        return videos
+    for file in sorted(path.glob("*_*.csv")):
+        task, rows = file.name.split("_")[0], []
+        for _, line in read_lines(file):
+            step, start, _ = line.split(",")
+            rows.append((float(start), (task, step)))
+        rows.sort(key=itemgetter(0))
+        videos.append(tuple(step for _, step in rows))
+    return videos
 
 
 def contexts(steps):
@@ -31,22 +41,41 @@ def contexts(steps):
             "set and last": [(chosen, last), last, None], "sequence": [steps, two, last, None]}
 
 
+def forecasts_of(videos):
+    """Return all forecasts: [(fold, what is known, next step), ...]."""
+    asked = []
+    for i, steps in enumerate(videos):
+        for n in range(1, len(steps)):
+            asked.append((i % FOLDS, contexts(steps[:n]), steps[n]))
+    return asked
+
+
+def count_followers(asked):
+    """Return how often each step followed each context in all folds but one, for each fold that is
+    left out: [{context: {step: count}}, ...]."""
+    followed = [defaultdict(Counter) for _ in range(FOLDS)]
+    for fold, known, step in asked:
+        for left_out in range(FOLDS):
+            if left_out != fold:
+                followed[left_out][None][step] += 1        # of no context
+                for longest, *_ in known.values():
+                    followed[left_out][longest][step] += 1
+    return followed
+
+
 def main(args):
     """Print how many of the next steps each context tells, in percent."""
     videos = [steps for steps in read_steps(args.annotations) if len(steps) > 1]
-    asked = [(i % 10, contexts(steps[:n]), steps[n]) for i, steps in enumerate(videos)
-             for n in range(1, len(steps))]                # (fold, what is known, next step)
-    right, followed = Counter(), [defaultdict(Counter) for _ in range(10)]     # {context: steps}
-    for fold, known, step in asked:
-        for training in followed[:fold] + followed[fold + 1:]:
-            for context in (None, *(chain[0] for chain in known.values())):
-                training[context][step] += 1
+    asked = forecasts_of(videos)
+    followed, right = count_followers(asked), Counter()
     for fold, known, step in asked:
         for name, chain in known.items():
-            seen = next(followed[fold][context] for context in chain if context in followed[fold])
-            right[name] += max(seen, key=seen.get) == step
-    numbers = [len(videos), len(asked), *(f"{100 * n / len(asked):.1f}" for n in right.values())]
-    print(text_table(["videos", "forecasts", *right], [[*map(str, numbers)]]))
+            context = next(context for context in chain if context in followed[fold])
+            counts = followed[fold][context]
+            right[name] += max(counts, key=counts.get) == step
+    shares = [f"{100 * count / len(asked):.1f}" for count in right.values()]
+    row = [str(len(videos)), str(len(asked))] + shares
+    print(text_table(["videos", "forecasts"] + list(right), [row]))
 
 
 def parse(argv=None):

@@ -28,90 +28,158 @@ RECIPES, EVALUATIONS, TABLES = tomllib.loads(read_text(ROOT / "experiments/table
 
 def cells(names):
     """The cells of ours in these tables: {"RECIPE EVALUATION KEY": its three words}."""
-    texts = (text for name in names for row in TABLES[name]["rows"] for text in row[1:])
-    return {text: text.split(" ") for text in texts if text.split(" ")[0] in RECIPES}
+    found = {}
+    for name in names:
+        for _, *texts in TABLES[name]["rows"]:
+            for text in texts:
+                words = text.split(" ")
+                if words[0] in RECIPES:
+                    found[text] = words
+    return found
+
+
+def number_at(content, key):
+    """The number of a JSON's content at "a.b", ["a"]["b"]; None if there is none."""
+    for name in key.split("."):
+        if not isinstance(content, dict):
+            return None
+        content = content.get(name)
+    return content if isinstance(content, (int, float)) else None
+
+
+def collect(out, results):
+    """Add the numbers of the runs in the folder `out` to results: of each cell and, where a row
+    compares two, what compare.py finds."""
+    ours, files = cells(TABLES), {}
+    for text, (recipe, evaluation, key) in ours.items():
+        files[text] = sorted(out.glob(f"{recipe}-[0-9]*/{evaluation}.json"))   # one for each seed
+        for file in files[text]:
+            number, seed = number_at(json.loads(read_text(file)), key), file.parent.name
+            if number is not None:
+                results.setdefault(text, {})[seed.rpartition("-")[2]] = number
+    for table in TABLES.values():
+        if not table.get("compared"):
+            continue
+        for _, a, b in table["rows"]:
+            if files[a] and files[b]:
+                results[f"{a} - {b}"] = compare(files[a], files[b], ours[a][2], ours[b][2])
 
 
 def publish(out):
     """Add the numbers of the runs in the folder `out` to results.json, and write the tables."""
-    path, ours = ROOT / "experiments/results.json", cells(TABLES)
+    path = ROOT / "experiments/results.json"
     results = json.loads(read_text(path))
-    files = {text: sorted(out.glob(f"{recipe}-[0-9]*/{evaluation}.json"))      # one for each seed
-             for text, (recipe, evaluation, _) in ours.items()}
-    for text, file in ((text, file) for text in files for file in files[text]):
-        number = json.loads(read_text(file))
-        for name in ours[text][2].split("."):              # "a.b" is ["a"]["b"]
-            number = (number or {}).get(name)
-        if isinstance(number, (int, float)):
-            results.setdefault(text, {})[file.parent.name.rpartition("-")[2]] = number
-    for _, a, b in sum((table["rows"] for table in TABLES.values() if table.get("compared")), []):
-        if files[a] and files[b]:
-            results[f"{a} - {b}"] = compare(files[a], files[b], ours[a][2], ours[b][2])
+    collect(out, results)
     write_json(path, dict(sorted(results.items())))
     mark = rf"(?s)(<!-- table: ({'|'.join(TABLES)}) -->\n).*?(?=<!-- end -->)"
-    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        page = path.read_text(encoding="utf-8")
-        write_text(path, re.sub(mark, lambda at: at[1] + markdown(at[2], results), page))
+
+    def filled(at):
+        """A table where a page has its mark."""
+        return at[1] + markdown(at[2], results)
+    pages = [ROOT / "README.md"] + list((ROOT / "docs").glob("*.md"))
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        write_text(page, re.sub(mark, filled, text))
+
+
+def scores(name, checkpoint):
+    """The command line that makes an evaluation of a checkpoint, without what `make` adds."""
+    flags = EVALUATIONS[name].split()
+    if name == "probes":
+        return ["-m", "experiments.probes", checkpoint] + flags
+    return ["evaluate.py", "--checkpoint", checkpoint] + flags
+
+
+def missing(recipe, seed, args):
+    """The command lines that make what is missing of a run: [["train.py", ...], ...]."""
+    folder, lines = args.out.resolve() / f"{recipe}-{seed}", []
+    train = ["train.py", "--resume", "--device", args.device, "--seed", seed, "--out"]
+    made = [name for name in EVALUATIONS if (folder / f"{name}.json").exists()]
+    if not made:                               # the run may be incomplete
+        lines.append(train + [folder] + RECIPES[recipe].split())
+    asked = [evaluation for owner, evaluation, _ in cells(args.tables).values() if owner == recipe]
+    for name in dict.fromkeys(asked):
+        if name in made:
+            continue
+        (task, _, labels), checkpoint = name.partition("-"), folder
+        if labels:
+            checkpoint = folder / name
+            lines.append(train + [checkpoint, "--stage", "finetune", "--task", task, "--labels",
+                                  int(labels) / 100, "--init", folder])
+        file = folder / f"{name}.json"
+        lines.append(scores(name, checkpoint) + ["--device", args.device, "--json", file])
+    return lines
 
 
 def make(recipe, seed, args):
     """Make what is missing of a run. InputError if a command fails; its output is in log.txt."""
-    folder, lines = args.out.resolve() / f"{recipe}-{seed}", []
-    train = ["train.py", "--resume", "--device", args.device, "--seed", seed, "--out"]
-    if not any((folder / f"{name}.json").exists() for name in EVALUATIONS):    # none: incomplete
-        lines.append([*train, folder, *RECIPES[recipe].split()])
-    for name in dict.fromkeys(cell[1] for cell in cells(args.tables).values() if cell[0] == recipe):
-        (task, _, labels), file = name.partition("-"), folder / f"{name}.json"
-        checkpoint = folder / name if labels else folder
-        if labels and not file.exists():
-            lines.append([*train, checkpoint, "--stage", "finetune", "--task", task, "--labels",
-                          int(labels) / 100, "--init", folder])
-        if not file.exists():
-            lines.append(["evaluate.py", *EVALUATIONS[name].split(), "--device", args.device,
-                          "--checkpoint", checkpoint, "--json", file])
+    folder = args.out.resolve() / f"{recipe}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    for line in lines:
+    for line in missing(recipe, seed, args):
+        command = [sys.executable] + [str(word) for word in line]
         with open(folder / "log.txt", "a", encoding="utf-8") as log:
-            ended = subprocess.run([sys.executable, *map(str, line)], cwd=ROOT, stdout=log,
-                                   stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        require(ended.returncode == 0, f"{line[0]} ended with {ended.returncode}; see {log.name}")
+            ended = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log,
+                                   env=os.environ | {"OMP_NUM_THREADS": "1"})
+        script = line[1] if line[0] == "-m" else line[0]
+        require(ended.returncode == 0, f"{script} ended with {ended.returncode}; see {log.name}")
 
 
 def spread_of(numbers):
     """"mean (lowest-highest)" of the numbers of several seeds, or the one number."""
-    spread = f" ({min(numbers):.1f}-{max(numbers):.1f})" if len({*numbers}) > 1 else ""
+    spread = f" ({min(numbers):.1f}-{max(numbers):.1f})" if len(set(numbers)) > 1 else ""
     return f"{mean(numbers):.1f}{spread}"
 
 
+def compared_row(label, found):
+    """A row of what compare.py found: both shares, the difference with its error, the verdict, how
+    many seeds."""
+    return [label, f"{found['ours']:.1f}", f"{found['theirs']:.1f}",
+            f"{found['difference']:+.1f} ± {found['error']:.1f}", found["verdict"], found["seeds"]]
+
+
+def plain_row(label, texts, results, seeds):
+    """A row of cells: ours as means over seeds (the lowest-the highest), "not run" without numbers;
+    others as they are. seeds: whether it ends with how many seeds our numbers have."""
+    row, counts = [label], []
+    for text in texts:
+        if text in results:
+            numbers = list(results[text].values())
+            counts.append(len(numbers))
+            row.append(spread_of(numbers))
+        elif text.split(" ")[0] in RECIPES:
+            row.append("not run")
+        else:
+            row.append(text)
+    if seeds:
+        fewest, most = min(counts, default=""), max(counts, default="")
+        count = str(most) if fewest == most else f"{fewest}-{most}"
+        row.append(count)
+    return row
+
+
 def markdown(name, results):
-    """A table as Markdown: means over seeds (the lowest-the highest), and how many seeds."""
-    rows, ours = [], cells([name])
-    for label, *texts in TABLES[name]["rows"]:
-        found = results.get(" - ".join(texts))
-        if found and TABLES[name].get("compared"):
-            row = "{ours:.1f}|{theirs:.1f}|{difference:+.1f} ± {error:.1f}|{verdict}|{seeds}"
-            rows.append([label, *row.format(**found).split("|")])
-        elif not TABLES[name].get("compared"):
-            numbers = [[*results.get(text, {}).values()] for text in texts]
-            row = [spread_of(row) if row else "not run" if text in ours else text
-                   for text, row in zip(texts, numbers)]
-            counts = sorted({len(row) for row in numbers if row})
-            seeds = ["-".join(map(str, counts[:1] + counts[-1:][len(counts) == 1:]))]
-            rows.append([label, *row, *(seeds if "seeds" in TABLES[name]["columns"] else [])])
-    return f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
+    """A table as Markdown."""
+    table, rows = TABLES[name], []
+    for label, *texts in table["rows"]:
+        if not table.get("compared"):
+            rows.append(plain_row(label, texts, results, "seeds" in table["columns"]))
+        elif " - ".join(texts) in results:
+            rows.append(compared_row(label, results[" - ".join(texts)]))
+    return f"**{table['title']}**\n\n{text_table(table['columns'], rows)}\n"
 
 
 def text_table(header, rows):
     """Lines `| a | b |`, a table of Markdown, of texts: header (n,) and each row (n,)."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    lines = [header, ["---"] * len(header)] + rows
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main(args):
     """Make the runs that are missing; after each, write its numbers and the tables."""
     publish(args.out)
     recipes = dict.fromkeys(cell[0] for cell in cells(args.tables).values())
-    for seed, recipe in tqdm([*itertools.product(args.seeds.split(","), recipes)], desc="runs"):
+    runs = list(itertools.product(args.seeds.split(","), recipes))
+    for seed, recipe in tqdm(runs, desc="runs"):
         make(recipe, seed, args)
         publish(args.out)
 
@@ -120,7 +188,7 @@ def parse(argv=None):
     """The command line."""
     parser = Parser("Make the runs behind the tables, each once, and write the tables.")
     add = parser.add_argument
-    add("tables", nargs="*", metavar="NAME", default=[*TABLES], help="tables of tables.toml")
+    add("tables", nargs="*", metavar="NAME", default=list(TABLES), help="tables of tables.toml")
     add("--seeds", default="300,301,302,303,304", help="of the runs")
     add("--out", type=Path, default=Path("runs/tables"), help="folder of the runs")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")

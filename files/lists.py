@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path, PurePath
 from statistics import mean
 
-from data import Step, Video
+from data import NOUNS, VERBS, Step, Video
 from support.errors import InputError, require
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
@@ -24,7 +24,6 @@ HELD_OUT = 0.1                # share of the training videos that stand in for a
 COIN = ('needed is {"database": {id: {"subset": "training" or "testing", "recipe_type": 0, '
         '"annotation": [{"id": "1", "segment": [start s, end s], "label": text}]}}}')
 EPIC = "video_id", "start_timestamp", "stop_timestamp", "verb_class", "noun_class"
-VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
 UNKNOWN = -1                  # label of a step whose class a list does not give
 # `phrase` or `phrase,count,concreteness`; a phrase has a letter, and may have commas. No number or
 # mark stands before it.
@@ -180,7 +179,7 @@ def of_split(videos, split, config, path):
 
 def list_labeled(args, task, split, config):
     """The videos that --annotations lists, in COIN's layout, and the names of their classes; None
-    for a Task without texts. A csv holds no names: they come from --steps, or from the checkpoint,
+    for a Task without names. A csv holds no names: they come from --steps, or from the checkpoint,
     whose model.Config is `config`."""
     path, tuned = args.annotations, config.names
     if path.suffix == ".csv":                          # a released list holds one split, no names
@@ -192,7 +191,7 @@ def list_labeled(args, task, split, config):
         require(videos, f"{path}: no video of subset {split} has steps")
     left_out = getattr(args, "hold_out", None)         # of fine-tuning
     videos = [video for video in videos if not left_out or not is_held_out(video, left_out)]
-    if not task.texts:
+    if "names" not in task.needs:
         return videos, None
     names = load_phrases(args.steps) if args.steps else labels if all(labels) else tuned or labels
     require(all(names), f"{path}: {names.count('')} of {len(names)} classes have no name; add "

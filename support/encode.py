@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from data import ITEM, Read
+from data import ITEM, Read, Unreadable
 from model import encode_parts
 from support.arguments import mixed_precision
 from support.errors import require_readable
@@ -18,6 +18,19 @@ from support.workers import join, read_ahead
 from weights.adapter import TeacherFeatures
 
 WINDOWS = 64                  # that are read at once
+
+
+def read_lengths(source):
+    """The length of each video of a source -> {place in source.videos: s}, and {id: reason} of
+    those that cannot be read. A video that --skip leaves out is in neither."""
+    lengths, unreadable = {}, {}
+    for i, video in enumerate(tqdm(source.videos, "lengths", mininterval=1)):
+        try:
+            lengths[i] = source.duration(i)
+        except Unreadable as error:
+            if video.name not in source.left_out:
+                unreadable[video.name] = str(error)
+    return lengths, unreadable
 
 
 class LabeledExamples(Dataset):

@@ -9,20 +9,31 @@ import numpy as np
 
 # What is printed for a key of the JSON, in the words of Sec. 4 and docs/results.md: first the keys
 # that have a separate line, in this order, then those within a line.
-WORDS = {
-    "samples": "samples", "top1": "% right", "top1_std": "deviation over the draws",
-    "top5": "% among the five likeliest",
+LINES = {
+    "classes": "classes", "history": "history", "samples": "samples", "top1": "% right",
+    "top1_std": "deviation over the draws", "top5": "% among the five likeliest",
     "baselines": "baselines, % right", "truth": "what can be known", "new": "new to training",
     "held_out": "% right of held-out steps", "look_alikes": "% right within look-alikes",
-    "futures": "% of futures possible", "warning": "warning", "checkpoint": "checkpoint",
+    "warning": "warning", "checkpoint": "checkpoint"}
+WORDS = {
     "zero_noise": "zero noise", "expectation": "mean of samples", "oracle": "best of samples",
-    "oracle_softmax": "best of as many draws", "similar": "similar histories",
-    "set": "what the set tells", "possible": "whole futures", "first": "their first steps"}
+    "oracle_softmax": "best of as many draws", "set": "what the set tells"}
 
 
 def percent(hits):
     """Mean of hits or of chances (M,) -> percent, unrounded; None if M = 0."""
     return 100 * float(hits.double().mean()) if len(hits) else None
+
+
+def percents(right, part=slice(None)):
+    """The percent right, of all examples or within a part (M,) bool: {name: percent} of right
+    {name: (M,) bool}."""
+    return {name: percent(hits[part]) for name, hits in right.items()}
+
+
+def share_of(right, part):
+    """`percents` within a part (M,) bool, and as "evaluated" how many examples it has."""
+    return percents(right, part) | {"evaluated": int(part.sum())}
 
 
 def topk_correct(scores, labels, k=1):
@@ -34,10 +45,21 @@ def topk_correct(scores, labels, k=1):
     return (best == labels[:, None]).any(1)
 
 
+def each_correct(columns, labels, k=1):
+    """`topk_correct` of each of {name: scores (M, K)}: {name: (M,) bool}."""
+    return {name: topk_correct(scores, labels, k) for name, scores in columns.items()}
+
+
 def accuracies(columns, labels):
-    """{"top1": {name: percent}, "top5": ...} of {name: scores (M, K)}."""
-    return {f"top{k}": {name: percent(topk_correct(scores, labels, k))
-                        for name, scores in columns.items()} for k in (1, 5)}
+    """{"top1": {name: percent}, "top5": {name: percent}} of {name: scores (M, K)}."""
+    return {"top1": percents(each_correct(columns, labels)),
+            "top5": percents(each_correct(columns, labels, 5))}
+
+
+def by_class(hits, labels, K):
+    """The percent right of each of K classes: of hits (M,) bool. None for a class that no example
+    has."""
+    return [percent(hits[labels == k]) for k in range(K)]
 
 
 def draw_correct(p, labels, count):
@@ -48,32 +70,55 @@ def draw_correct(p, labels, count):
     return chance, expected.diff(prepend=expected.new_zeros(1)) > 0
 
 
+def all_bits(columns):
+    """Each of {name: (M,) bool} as hexadecimal text, two digits for eight examples."""
+    packed = {}
+    for name, hits in columns.items():
+        packed[name] = np.packbits(hits.cpu().numpy()).tobytes().hex()
+    return packed
+
+
 def pack(right, names, parts):
     """What experiments/compare.py reads of M examples: {column: which are right, (M,) bool, as
     hexadecimal bits; "parts": {name: which examples belong to this part, likewise}; "per_video":
     how many examples each video has, in their order}. names: of the video of each example."""
-    def bits(columns):
-        return {name: np.packbits(hits.cpu().numpy()).tobytes().hex()
-                for name, hits in columns.items()}
-    per_video = [len([*group]) for _, group in groupby(names)]
-    return bits(right) | {"parts": bits(parts), "per_video": per_video}
+    packed = all_bits(right)
+    packed["parts"] = all_bits(parts)
+    packed["per_video"] = [len(list(group)) for _, group in groupby(names)]
+    return packed
 
 
 def text_of(value):
     """A number, a text, or a dict of such as text; None is left out."""
-    if isinstance(value, dict):
-        return ", ".join(f"{WORDS.get(name, name)} {text_of(part)}" for name, part in value.items()
-                         if part is not None)
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    if not isinstance(value, dict):
+        return str(value)
+    texts = []
+    for name, part in value.items():
+        if part is not None:
+            texts.append(f"{WORDS.get(name, name)} {text_of(part)}")
+    return ", ".join(texts)
 
 
-def print_lines(content):
-    """Print the JSON of evaluate.py: what was measured, then a line for each key and place."""
-    print("{task}, {data} {split}, {setting}: {evaluated} evaluated of {listed} listed, {absent} "
-          "videos absent, {unreadable} unreadable".format(**content))
-    lines = {words: content.get(name) for name, words in WORDS.items()}
-    lines |= {f"% right after {k} steps": row
-              for k, row in (content.get("by_place") or {}).items()}
-    for words, value in lines.items():
+def print_rows(rows):
+    """Print {words: a number, a text or a dict of such}, a line each; None is left out."""
+    for words, value in rows.items():
         if value is not None:
             print(f"{words:<28}{text_of(value)}")
+
+
+def print_lines(content, own):
+    """Print the JSON of evaluate.py: what was measured, then a line for each key and place. own:
+    {key: words} of a task's own keys."""
+    print("{task}, {data} {split}, {setting}: {evaluated} evaluated of {listed} listed, {absent} "
+          "videos absent, {unreadable} unreadable".format(**content))
+    rows = {}
+    for name, words in (LINES | own).items():
+        rows[words] = content.get(name)
+    for k, row in (content.get("by_place") or {}).items():
+        rows[f"% right after {k} steps"] = row
+    if (content.get("draws") or 1) > 1:
+        rows["of the first draw alone"] = ("five likeliest, new to training, after k steps; right "
+                                           "in the JSON")
+    print_rows(rows)

@@ -52,7 +52,7 @@ def test_a_data_set_is_a_source_and_a_line(here, monkeypatch):
                     ("videos", "captions", "phrases")),
         sources.Way(sources.labeled(Folders, find_folders, "videos"),
                     ("videos", "annotations"), ("steps",)),
-        count=count_coin, kind=Folders, find=find_folders))
+        has=sources.DATA["coin"].has, count=count_coin, kind=Folders, find=find_folders))
     call("toy", "export", "--out", "world", "--train", "8", "--test", "2")
     data, run = ("--data", "own"), ("--device", "cpu", "--epochs", "1", "--workers", "1")
     call("files", "check", *data, *LABELED[:4], "--json", "o.json")
@@ -69,30 +69,42 @@ def test_a_data_set_is_a_source_and_a_line(here, monkeypatch):
         assert read_json("o.json")["evaluated"] == count
 
 
-@pytest.mark.parametrize("part", [None, "denoiser", "encoder"])
-def test_a_task_is_a_line(trained, here, capsys, monkeypatch, part):
-    """Which step came before the one that is shown: fine-tuned and scored. Catches: a task's name,
-    epochs or frames that are also written elsewhere."""
-    monkeypatch.setitem(evaluate.TASKS, "previous", evaluate.Task(
-        examples=lambda videos, spacing, min_steps: [
-            one._replace(label=videos[one.video].steps[one.step - 1].label)
-            for one in classify_examples(videos) if one.step > 0],
-        read=evaluate.next_clip, trained=part, views=part != "denoiser", epochs=2.0,
-        lines=lambda asked: evaluate.accuracies({"ours": evaluate.match_labels(
-            asked.model, asked.x.mean(1), asked.texts)}, asked.labels),
-        frames=6 if part == "encoder" else None))
+class Previous(evaluate.Task):
+    """Which step came before the one that is shown."""
+    needs = "steps", "names"
+
+    def examples(self, videos, spacing, min_steps):
+        return [one._replace(label=videos[one.video].steps[one.step - 1].label)
+                for one in classify_examples(videos) if one.step > 0]
+
+    def lines(self, asked):
+        log_p = evaluate.match_labels(asked.model, asked.x.mean(1), asked.texts)
+        return evaluate.accuracies({"ours": log_p}, asked.labels)
+
+
+@pytest.mark.parametrize("part", ["classifier", "denoiser", "encoder"])
+def test_a_task_is_a_class_and_a_line(trained, here, capsys, monkeypatch, part):
+    """Fine-tuned and scored. Catches: a task's name, epochs or frames that are also written
+    elsewhere."""
+    h, frames = part == "denoiser", 6 if part == "encoder" else None
+    monkeypatch.setitem(evaluate.TASKS, "previous", type("Previous", (Previous,), {
+        "trained": part, "forecasts": h, "needs_h": h, "frames": frames}))     # the line
     call("train.py", "--stage", "finetune", "--task", "previous", "--toy-videos", "8", "--init",
          trained / "diffusion", "--out", "run")
-    assert weights.checkpoint.read("run")["step"] == 2     # of 56 examples each
+    assert weights.checkpoint.read("run")["step"] == 15    # epochs, of 56 examples each
     assert weights.load("run").encoder.frames == (6 if part == "encoder" else 4)
     score = "evaluate.py", "--toy-videos", "3", "--checkpoint", "run", "--json", "a.json", "--task"
     call(*score, "previous")
     assert {*read_json("a.json")["top1"]} == {"ours"} and read_json("a.json")["evaluated"] == 21
     assert "fine-tuned for previous" in fails(capsys, *score, "forecast")
+    monkeypatch.setattr(evaluate.TASKS["previous"], "word", "guess")
+    monkeypatch.setattr(evaluate.TASKS["previous"], "needs", ("steps", "names", "pairs"))
     monkeypatch.setitem(sources.DATA, "own", sources.DATA["toy"]._replace(
-        tasks={"guess": "previous"}))                      # a task that this --data alone has
+        has=("steps", "names", "pairs")))                  # what this --data alone has
     call(*score, "guess", "--data", "own")
-    assert "own can only guess" in fails(capsys, *score, "forecast", "--data", "own")
+    assert "own can only forecast, classify, guess" in fails(capsys, *score, "activity", "--data",
+                                                             "own")
+    assert "toy can only forecast, classify, activity" in fails(capsys, *score, "guess")
 
 
 def test_nought_is_refused(here, capsys):
@@ -100,7 +112,8 @@ def test_nought_is_refused(here, capsys):
     for command, flags in {
             "train.py": "--batch --lr --tau --toy-videos --stride",
             "train.py --stage finetune": "--batch --epochs --labels --lr",
-            "evaluate.py": "--samples --oracle --horizon --batch --repeats",
+            "evaluate.py": "--samples --oracle --batch --repeats",
+            "experiments/probes.py": "--samples --horizon --toy-videos",
             "predict.py": "--samples --horizon"}.items():
         for flag in flags.split():
             line = fails(capsys, *command.split(), flag, "0")

@@ -1,5 +1,6 @@
 """evaluate.py: every number of its tables, counted again by loops from the embeddings."""
 import pickle
+from argparse import Namespace
 from collections import Counter
 from types import SimpleNamespace
 
@@ -9,16 +10,19 @@ import torch
 from torch.nn.functional import normalize
 
 import evaluate
+import sources
 import weights
-from commands import call, read_json
-from data import history_windows, sentence_windows
+from commands import call, fails, read_json
+from data import Step, Unreadable, Video, activity_examples, history_windows
 from finetune import with_classifier
 from support import encode
 from support.arguments import INCLUDED
 from support.encode import encode_examples
+from support.errors import InputError
+from support.metrics import print_lines
 from support.workers import read_ahead
 from test_toy import slow_next
-from toy import grammar, truth
+from toy import grammar
 from toy.source import ToySource, load_teacher
 
 Q, FIRST = 3, {b: a for a, b in grammar.LOOK_ALIKES}
@@ -40,7 +44,9 @@ def evaluated(*flags, task=None, noise=0.0):
                        for k, clean in enumerate((x, features)))
         seen.append((x, n, features, *rest))
         return seen[0]
-    argv = "--toy-videos", "6", "--seed", "4", "--samples", str(Q), "--batch", "7", "--device"
+    argv = "--toy-videos", "6", "--seed", "4", "--batch", "7", "--device"
+    if "--task" not in flags:
+        argv = "--samples", str(Q), *argv
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weights, "load", lambda path: model)
         patch.setattr(evaluate, "encode_examples", encode)
@@ -119,8 +125,12 @@ def test_forecasts_equal_counting():
     chances = bits(found["right"]["oracle_softmax"], len(names)).mean()
     assert 100 * chances == pytest.approx(found["top1"]["oracle_softmax"], abs=100 / len(names))
     assert found["right"]["per_video"] == [*Counter(one.video for one in examples).values()]
-    assert found["baselines"] == {"similar": None, "random": 100 / 37, "teacher": percent(
+    assert found["baselines"] == {"random": 100 / 37, "teacher": percent(
         best(as_one(p_of(model, one.seen.mean(0)))) == [one.name] for one in examples)}
+    own = [[hit for hit, one in zip(bits(found["right"]["zero_noise"], 42), examples)
+            if one.label == k] for k in range(40)]
+    assert found["by_class"] == [percent(hits) if hits else None for hits in own]
+    assert found["classes"] == 37 and found["draws"] == 1 and found["top1_std"] is None
     assert len({len(one.x) for one in examples}) > 4 and found["evaluated"] == len(names) == 42
 
     found, model, examples = evaluated(task="forecast")       # names are known
@@ -128,46 +138,23 @@ def test_forecasts_equal_counting():
             for one in examples]
     assert found["top1"]["zero_noise"] == percent(
         scores.argmax() == one.label for scores, one in zip(hits, examples))
-    assert found["baselines"]["random"] == 100 / 40
+    assert found["baselines"]["random"] == 100 / 40 and found["classes"] == 40
 
 
-def test_repeats_are_more_draws_of_the_samples():
-    """Catches: the same noise again; a deviation of the examples; the bits of another draw."""
+def test_repeats_are_more_draws_of_the_samples(capsys):
+    """Catches: the same noise again; a deviation of the examples; the bits of another draw; what is
+    of one draw, told as if it were of all."""
     both, one, other = (evaluated(*flags)[0] for flags in (("--repeats", "2"), (), ("--seed", "5")))
     for name, share in one["top1"].items():
         assert both["top1"][name] == pytest.approx((share + other["top1"][name]) / 2)
         apart = abs(share - other["top1"][name])
         assert both["top1_std"][name] == pytest.approx(apart / 2 ** .5)
     assert both["right"] == one["right"] != other["right"] and both["top1_std"]["oracle"] > 0
-
-
-@torch.no_grad()
-def test_similar_histories_equal_a_search_for_the_nearest():
-    """Catches: clips of another video or split; histories compared at their beginning; an answer
-    among its clips; fewer neighbors; an annotated step in place of Eq. 6's; another stride."""
-    found, model, examples = evaluated("--similar")
-    train, rng, histories = ToySource("train", range(55), 4), np.random.default_rng(4), []
-    for i, video in enumerate(train.videos):
-        windows = sentence_windows(train.narration(i), video.duration, rng, model.config.stride)
-        clips = model.encode(train.clips(i, windows)[0])
-        histories += [(clips[max(k - 8, 0):k], p_of(model, clips[k]).argmax())
-                      for k in range(1, len(clips))]
-    top1, top5, chances = [], [], []
-    for one in examples:
-        def cosine(history):
-            k = min(len(history[0]), len(one.x))           # compared from the end
-            dot = (history[0][-k:] * one.x[-k:]).sum()
-            return float(dot / history[0].norm() / one.x.norm())
-        nearest = sorted(histories, key=cosine, reverse=True)[:50]
-        p = as_one(np.bincount([step for _, step in nearest], minlength=40) / 50)
-        top1.append(one.name in best(p))
-        top5.append(one.name in best(p, 5))
-        chances.append(1 - (1 - p[one.name]) ** Q)
-    assert found["baselines"]["similar"] == {"top1": percent(top1), "top5": percent(top5),
-                                             "oracle": percent(chances)}
-    assert bits(found["right"]["similar"], len(top1)).tolist() == top1 and any(top1)
-    assert found["by_place"][1]["similar"] == percent(
-        hit for hit, one in zip(top1, examples) if one.step == 1)
+    assert both["top5"] == one["top5"] and (both["draws"], one["draws"]) == (2, 1)
+    print_lines(one, {})
+    assert "first draw" not in capsys.readouterr().out
+    print_lines(both, {})
+    assert "of the first draw alone" in capsys.readouterr().out
 
 
 @torch.no_grad()
@@ -188,34 +175,13 @@ def test_the_truth_equals_a_search_of_the_grammar():
             at = [hit for hit, one in zip(own, examples) if one.step == k]
             assert row[name] == percent(at) and row["evaluated"] == len(at) == 6
         assert found["new"][name] == percent(np.array(own)[new])
-    assert bits(found["right"]["parts"]["new"], len(new)).tolist() == new
+    parts = {name: bits(hits, len(new)).tolist() for name, hits in found["right"]["parts"].items()}
+    alike = [grammar.STEPS[one.label] in sum(grammar.LOOK_ALIKES, ()) for one in examples]
+    assert parts == {"new": new, "look_alikes": alike, "distinct": [not hit for hit in alike],
+                     "held_out": [grammar.STEPS[one.label] in grammar.HELD_OUT for one in examples]}
+    assert any(parts["held_out"]) and found["history"] == "paper"
     assert found["truth"]["exact"] > found["truth"]["set"]
     assert all(np.array_equal(one.windows, history_windows(one.windows[-1, 1])) for one in examples)
-
-
-@torch.no_grad()
-def test_futures_equal_counting(monkeypatch):
-    """Catches: futures without noise, or with another example's; a first step for the whole; other
-    observed steps; a future beyond the end. Here the grammar allows half of the futures."""
-    def chance(observed, from_start, future):
-        return hash((*observed, from_start, *future)) % 2
-    monkeypatch.setattr(truth, "DRAWS", 20)
-    monkeypatch.setattr(grammar.Grammar(), "chance", chance, raising=False)    # one for all tests
-    whole, first = [], []
-    found, model, examples = evaluated("--horizon", "2", "--history", "paper")
-    for i, one in enumerate(examples):
-        if one.step + 2 <= 8:
-            x, futures = one.x.expand(20, -1, -1), [[] for _ in range(20)]
-            for eps in draw(2, 20, model.dim, seed=4500 + i):
-                x_hat = model.forecast_next(x, eps[:, None])                   # (20, 1, D)
-                x = torch.cat([x, normalize(x_hat, dim=-1)], 1)[:, -8:]
-                for future, row in zip(futures, x_hat[:, 0]):
-                    future.append(int((model.texts @ row).argmax()))
-            whole += [chance(*shown(one), future) for future in futures]
-            first += [chance(*shown(one), future[:1]) for future in futures]
-    assert found["futures"] == {"possible": percent(whole), "first": percent(first)}
-    assert sum(whole) != sum(first) and len(first) == 6 * 6 * 20
-    assert {shown(one)[1] for one in examples if one.step <= 6} == {True, False}
 
 
 # --- Classification ---
@@ -241,24 +207,104 @@ def test_classify_equals_counting():
     assert len(examples) == 48 and {len(one.x) for one in examples} == {3}
 
 
+# --- Which tasks there are ---
+def test_a_data_set_can_do_what_it_has_the_labels_for(monkeypatch):
+    """Catches: a task that is registered twice, or taken from other data; arguments changed; a data
+    set without labels that is said to be scored."""
+    asked = Namespace(task=None, data="epic")
+    assert evaluate.task_name(asked) == "actions" and asked.task is None
+    assert evaluate.task_name(Namespace(task="classify", data="coin")) == "classify"
+    assert evaluate.task_name(Namespace(task=None, data="toy")) == "forecast"
+    with pytest.raises(InputError, match="--task activity: --data epic can only classify"):
+        evaluate.task_name(Namespace(task="activity", data="epic"))
+    with pytest.raises(InputError, match="--data howto100m has no labels"):
+        evaluate.task_name(Namespace(task=None, data="howto100m"))
+    monkeypatch.setitem(evaluate.TASKS, "direction", Direction)
+    assert evaluate.tasks_of("howto100m") == {"direction": "direction"}
+    assert evaluate.tasks_of("epic") == {"classify": "actions", "direction": "direction"}
+
+
+def test_actions_are_shown_as_in_the_release():
+    """Catches: another number of clips, or another length of them."""
+    video = Video("P01_01", duration=np.inf, steps=(Step(10.0, 30.0, (3, 7)),))
+    one, = evaluate.Actions().examples([video], None, 2)
+    assert one.windows.shape == (10, 2) and (np.diff(one.windows) == 2.0).all()
+    assert (one.windows[0, 0], one.windows[-1, 1], one.label) == (10.0, 30.0, (3, 7))
+    assert evaluate.Actions().classes([video], None) == [97, 300]
+
+
+# --- A task without labels ---
+class Direction(evaluate.Task):
+    """Does h forecast a video's ninth clip better from the eight before it than from the same,
+    reversed? Its examples are the lengths of videos."""
+    needs_length = needs_h = True
+    words = {"forwards": "% better forwards"}
+
+    def examples(self, videos, spacing, min_steps):
+        return [one._replace(label=None) for one in activity_examples(videos)]
+
+    def lines(self, asked):
+        model, x, (M, N, D) = asked.model, asked.x, asked.x.shape
+        kept, noise = x[:, :N - 1], torch.zeros(M, 1, D)
+        cosines = [(normalize(model.forecast_next(clips, noise)[:, 0], dim=-1) * x[:, -1]).sum(-1)
+                   for clips in (kept, kept.flip(1))]
+        return {"forwards": 100 * float((cosines[0] > cosines[1]).double().mean())}
+
+
+def test_a_task_without_labels(trained, here, capsys, monkeypatch):
+    """Catches: labels, names or a teacher that are asked for; the length of a list in place of the
+    file's; a video that cannot be read, scored, or an example of the next in its place; a number
+    that is not printed; a fine-tuning of nothing."""
+    monkeypatch.setitem(evaluate.TASKS, "direction", Direction)
+    monkeypatch.setattr(sources, "open_teacher", lambda *args: pytest.fail("no teacher is needed"))
+    length = ToySource.duration
+
+    def duration(self, i):
+        if self.videos[i].name == "test_00001":
+            raise Unreadable("cut off")
+        return length(self, i) / 2
+    monkeypatch.setattr(ToySource, "duration", duration)
+    seen, encode_them = [], encode_examples
+    monkeypatch.setattr(evaluate, "encode_examples", lambda *args: (
+        seen.extend(args[3]) or encode_them(*args)))
+    score = "evaluate.py", "--task", "direction", "--toy-videos", "4", "--json", "a.json"
+    flags = "--max-unreadable", "0.5", "--checkpoint"
+    call(*score, *flags, trained / "diffusion")
+    told, found = capsys.readouterr().out, read_json("a.json")
+    assert [one.video for one in seen] == [0, 2, 3] and {one.label for one in seen} == {None}
+    ends = [grammar.make_video("test", i).duration / 2 for i in (0, 2, 3)]
+    assert [one.windows[-1, 1] for one in seen] == pytest.approx(ends)
+    assert (found["listed"], found["evaluated"], found["unreadable"]) == (4, 3, 1)
+    assert f"% better forwards           {found['forwards']:.1f}" in told
+    assert "right" not in found and found["classes"] is None and found["history"] is None
+    assert "cut off" in fails(capsys, *score, "--checkpoint", trained / "diffusion")
+    line = fails(capsys, *score, *flags, trained / "none")
+    assert "of --order none" in line and "--stage finetune" not in line
+    line = fails(capsys, "train.py", "--stage", "finetune", "--task", "direction")
+    assert "--task direction: cannot be fine-tuned" in line
+
+
 # --- The command ---
-KEYS = ("task data split setting order listed evaluated absent unreadable classes samples seed "
-        "top1 top1_std top5 baselines truth by_place new futures right run_seed checkpoint "
-        "seconds").split()
+KEYS = ("task data split setting order listed evaluated absent unreadable classes samples draws "
+        "seed top1 top1_std top5 baselines truth by_place by_class new right history run_seed "
+        "checkpoint seconds warning").split()
+
+
 def test_the_json_is_the_contract(trained, here, monkeypatch):
     """Catches: a key lost; numbers that depend on the batch or on workers; no spawned workers."""
-    monkeypatch.setattr(truth, "DRAWS", 20)
     monkeypatch.setattr(encode, "read_ahead", lambda dataset, *args: (
         pickle.dumps(dataset) and read_ahead(dataset, *args)))             # as for a spawned worker
-    flags = ("--toy-videos", "2", "--checkpoint", trained / "diffusion", "--horizon", "2",
-             "--similar", "--json")
+    flags = "--toy-videos", "2", "--checkpoint", trained / "diffusion", "--json"
     call("evaluate.py", "--task", "forecast", "--oracle", "5", *flags, "a.json")
     call("evaluate.py", *flags, "b.json", "--batch", "3", "--workers", "1", "--micro-batch", "5")
     a, b = read_json("a.json"), read_json("b.json")
-    assert {*KEYS} == a.keys() - {"warning"}
-    assert {*a["by_place"]["7"]} == {"zero_noise", "exact", "set", "similar", "evaluated"}
-    assert (a["classes"], a["samples"], a["setting"], a["run_seed"]) == (40, 5, "zero-shot", 0)
-    for name in "top1", "top5", "futures":
+    assert {*KEYS} == a.keys()
+    assert {*a["by_place"]["7"]} == {"zero_noise", "exact", "set", "evaluated"}
+    assert {*a["right"]} == {"zero_noise", "expectation", "oracle", "oracle_softmax", "teacher",
+                             "exact", "set", "parts", "per_video"}
+    assert (a["classes"], a["samples"], a["setting"], a["run_seed"]) == (37, 5, "zero-shot", 0)
+    assert a["history"] == "spaced" and len(a["by_class"]) == 40
+    for name in "top1", "top5":
         assert a[name] == pytest.approx(b[name], rel=1e-4)
     assert a["right"] == b["right"]
     call("evaluate.py", "--task", "classify", *flags, "c.json")
@@ -266,4 +312,24 @@ def test_the_json_is_the_contract(trained, here, monkeypatch):
     for key in "top1", "top5", "held_out", "look_alikes":
         assert {*c[key]} == {"ours", "teacher"}
     assert len(c["by_class"]) == 40 and c["evaluated"] == 16 and c["samples"] is None
+    assert {*c["right"]["parts"]} == {"held_out", "look_alikes", "distinct"}
     assert c["top1"]["teacher"] > 60                   # its weights are those of these pictures
+    assert c["classes"] == 37 and c["history"] is None
+
+
+@pytest.mark.parametrize("task, flags", [
+    ("classify", "--repeats 1|--samples 5|--oracle 3|--min-steps 2|--history paper|--out F"),
+    ("activity", "--repeats 2|--samples 3|--min-steps 3|--history spaced"),
+    ("forecast", "--out F"),
+    ("features", "--repeats 1|--oracle 3|--min-steps 9|--history paper|--json F|--annotations F|"
+                 "--data coin|--steps F|--features F|--split train|--toy-videos 3")])
+def test_a_flag_of_another_task_is_refused(here, capsys, task, flags):
+    """Catches: a flag that is dropped in silence, also one that is given as it is by default; one
+    refused where it has an effect."""
+    for flag in flags.split("|"):
+        line = fails(capsys, "evaluate.py", "--task", task, *flag.split())
+        assert flag.split()[0] in line and f"has no effect on --task {task}" in line
+    kept = {"forecast": "--repeats 2 --oracle 3 --min-steps 3 --history paper --json F",
+            "features": "--out F --videos F"}.get(task, "--split train --json F --toy-videos 3")
+    assert evaluate.parse(["--task", task, *kept.split()]).task == task
+    assert not (here / "F").exists()

@@ -13,7 +13,7 @@ import evaluate
 import train
 from commands import ROOT, call, fails, read_json
 from data import Example
-from experiments import charts, compare, tables
+from experiments import charts, compare, probes, tables
 from experiments.tables import EVALUATIONS, RECIPES, TABLES
 from support import metrics
 from support.write import write_json, write_text
@@ -38,24 +38,26 @@ def test_runs_are_made_once(here, monkeypatch, capsys):
 
     def fake(line, **options):
         ran.append(" ".join(line[1:]))
-        if line[1] == "evaluate.py":
+        if line[1] != "train.py":
             write_json(Path(line[-1]), {})
         return SimpleNamespace(returncode=7 if "other" in ran[-1] else 0)
     monkeypatch.setattr(subprocess, "run", fake)
     monkeypatch.setattr(tables, "TABLES", {"t": {"title": "T", "columns": [*"abc"], "rows": [
-        ["x", "mask classify top1.ours", "mask classify-25 top1.ours"]]}})
+        ["x", "mask classify top1.ours", "mask classify-25 top1.ours"],
+        ["y", "mask probes similar.top1", "-"]]}})
     again = "experiments/tables.py", "t", "--seeds", "3", "--out"
     call(*again, "out")
-    train, score = ("train.py --resume --device auto --seed 3 --out",
-                    "evaluate.py --task classify --device auto --checkpoint")
+    train, to = "train.py --resume --device auto --seed 3 --out", "--device auto --json"
     tuned = run / "classify-25"
     assert ran == [
-        f"{train} {run} --order mask", f"{score} {run} --json {run / 'classify.json'}",
+        f"{train} {run} --order mask",
+        f"evaluate.py --checkpoint {run} --task classify {to} {run / 'classify.json'}",
         f"{train} {tuned} --stage finetune --task classify --labels 0.25 --init {run}",
-        f"{score} {tuned} --json {tuned}.json"]
+        f"evaluate.py --checkpoint {tuned} --task classify {to} {tuned}.json",
+        f"-m experiments.probes {run} {EVALUATIONS['probes']} {to} {run / 'probes.json'}"]
     (run / "classify.json").unlink()
     call(*again, "out")
-    assert ran[4:] == ran[1:2]
+    assert ran[5:] == ran[1:2]
     assert "train.py ended with 7; see " in fails(capsys, *again, "other")
 
 
@@ -96,9 +98,13 @@ def test_cells_are_means_over_seeds(here, monkeypatch):
 
 def test_tables_are_whole_and_on_the_pages():
     """Catches: a flag that is refused; a row without a cell; a figure typed by hand, or stale."""
-    for parse, lines in (train.parse, RECIPES), (evaluate.parse, EVALUATIONS):
-        for flags in lines.values():
-            parse(flags.split())
+    for flags in RECIPES.values():
+        train.parse(flags.split())
+    for name in EVALUATIONS:
+        if name == "probes":
+            probes.parse(tables.scores(name, "run")[2:])
+        else:
+            evaluate.parse(tables.scores(name, "run")[1:])
     ours, results = tables.cells(TABLES), read_json(ROOT / "experiments/results.json")
     pages = "".join(path.read_text(encoding="utf-8") for path in (
         ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
@@ -146,8 +152,12 @@ def test_the_charts_are_drawn(drawn, here, trained, monkeypatch):
     for seed, h in (0, 60.0), (1, 64.0):
         write_json(Path(f"{seed}.json"), {"by_place": {str(k): {
             "zero_noise": h + k, "exact": 73.0, "set": 50.0, "evaluated": 9} for k in (10, 9, 1)}})
-    call(*chart, "--places", "0.json", "1.json")
+    write_json(Path("p.json"), {"similar": {"by_place": {
+        str(k): {"similar": 40.0 + k, "evaluated": 9} for k in (10, 9, 1)}}})
+    call(*chart, "--places", "0.json", "1.json", "p.json")
     lines = {bars.get_label(): bars for bars in drawn[1].axes[0].containers}
+    similar = lines["similar histories"][0].get_xydata()
+    assert len(lines) == 4 and similar.tolist() == [[1, 41], [9, 49], [10, 50]]
     line, _, (spread,) = lines["h, zero noise"]
     assert line.get_xydata().tolist() == [[1, 63], [9, 71], [10, 72]]
     assert spread.get_segments()[0][:, 1].tolist() == [61, 65]

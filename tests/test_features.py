@@ -98,8 +98,6 @@ def test_from_features_to_a_forecast(trained, here, capsys):
             (("train.py", "--size", "base"), "toy: not what f reads"),
             ((*test, "run", "--features", "wide.npz"), "33), the checkpoint reads (R, 32)"),
             (("evaluate.py", "--checkpoint", "run"), "run: reads features, not --data toy"),
-            ((*test, "run", "--similar"), "--data features has no truth"),
-            ((*test, "run", "--horizon", "3"), "--data features has no truth"),
             ((*test, trained / "mask"), "reads pictures of 32 pixels, not --data features"),
             (forecast, "reads features: give F.npz"),
             ((*forecast, "--video", "v1", "--figure", "a.png"), "features have no pictures")):

@@ -76,7 +76,7 @@ def test_a_share_of_training_stands_in_for_validation(here):
     assert of_split([*videos, own], "validation", config, "F") == [own]
     Path("train.csv").write_text("".join(f"x/v{i}.mp4 0 9 1 5\n" for i in range(30)))
     args = SimpleNamespace(annotations=Path("train.csv"), task="classify", hold_out=.1, steps=None)
-    listed, _ = list_labeled(args, SimpleNamespace(texts=False), "train", config)
+    listed, _ = list_labeled(args, SimpleNamespace(needs=()), "train", config)
     assert len(listed) == 26 and "v4" not in {video.name for video in listed}
 
 

@@ -1,35 +1,33 @@
 """What the toy world knows, beside what a model answers: `truth` of its data.Source.
 
-M examples, N clips of each, Q samples, H steps ahead, S steps, D embedding. p:
-probabilities (M, S), from the model, a baseline or the truth. Where no label names look-alikes,
-the two of a pair count as one.
+M examples, S steps. p: probabilities (M, S). Where no label names look-alikes, the two of a pair
+count as one.
 """
 import numpy as np
 import torch
-from torch.nn.functional import normalize, one_hot, pad
 
-from data import HISTORY_CLIPS, Example, sentence_windows
-from model import sample_in_turn
-from support.encode import encode_examples
-from support.metrics import draw_correct, percent, topk_correct
+from data import Example
+from support.metrics import share_of
 from toy import grammar
-
-NEIGHBORS = 50                 # similar histories; chosen on validation videos from 20, 50, 100
-FUTURES, DRAWS = 100, 200      # forecasts whose futures are sampled; samples of each
 
 
 def observed_steps(example, video):
     """What a forecast may know: labels of the steps that are seen for 1 s or more; whether the
     video's first step is among them."""
-    seen = [step.end - example.windows[0, 0] >= 1 for step in video.steps]
-    return [video.steps[k].label for k in range(example.step) if seen[k]], seen[0]
+    begin, labels = example.windows[0, 0], []
+    for step in video.steps[:example.step]:
+        if step.end - begin >= 1:
+            labels.append(step.label)
+    return labels, video.steps[0].end - begin >= 1
 
 
-def histories(x):
-    """The eight clips before each place of x (V, N, D), zeros before the first: (V, N + 1, 8 D),
-    length 1. So the last clips of two histories are compared with each other."""
-    clips = pad(x, (0, 0, HISTORY_CLIPS, 0)).unfold(1, HISTORY_CLIPS, 1)       # (V, N + 1, D, 8)
-    return normalize(clips.mT.flatten(2), dim=-1)
+def twins():
+    """The id of each step's look-alike, or its own id if it has none: (S,) int64."""
+    twin = torch.arange(len(grammar.STEPS))
+    for pair in grammar.LOOK_ALIKES:
+        a, b = grammar.STEP_ID[pair[0]], grammar.STEP_ID[pair[1]]
+        twin[a], twin[b] = b, a
+    return twin
 
 
 class Truth:
@@ -43,92 +41,48 @@ class Truth:
     # --- Forecasts ---
     def known(self, examples):
         """`observed_steps` of each example."""
-        return [observed_steps(example, self.source.videos[example.video]) for example in examples]
+        videos = self.source.videos
+        return [observed_steps(example, videos[example.video]) for example in examples]
 
     def next_steps(self, examples):
         """The exact distribution of the next step, from the sequence of the steps shown ("exact")
         and from their set: {name: p (M, S)}."""
-        worlds = {"exact": grammar.Grammar(), "set": grammar.Grammar("set")}
-        return {name: torch.from_numpy(np.array([world.next_step(*steps)
-                                                 for steps in self.known(examples)]))
-                for name, world in worlds.items()}
+        by_sequence, by_set, exact, of_set = grammar.Grammar(), grammar.Grammar("set"), [], []
+        for labels, from_start in self.known(examples):
+            exact.append(by_sequence.next_step(labels, from_start))
+            of_set.append(by_set.next_step(labels, from_start))
+        return {"exact": torch.from_numpy(np.array(exact)),
+                "set": torch.from_numpy(np.array(of_set))}
 
-    def similar_histories(self, model, x, n, texts, args):
-        """How often each step followed the NEIGHBORS most similar histories of training: p (M, S).
+    def is_new(self, examples):
+        """Which forecasts have a history and a next step that no training video shows: (M,)
+        bool."""
+        trained, new = grammar.Grammar(training=True), []
+        for (labels, from_start), example in zip(self.known(examples), examples):
+            new.append(trained.chance(labels, from_start, [example.label]) == 0)
+        return torch.tensor(new)
 
-        They are the clips before each clip of all videos that the checkpoint was trained on, at
-        most eight, as h reads them. The step that followed is that clip's likeliest step, by Eq. 6.
-        """
-        count, rng = model.settings["toy_videos"], np.random.default_rng(args.seed)
-        source = type(self.source)("train", range(count), model.encoder.frames)
-        videos = [Example(i, sentence_windows(source.narration(i), source.duration(i), rng,
-                                              model.config.stride), 0, 0) for i in range(count)]
-        clips, counts, *_ = encode_examples(model, None, source, videos, args)     # (V, N, D)
-        steps = model.match(clips, texts).argmax(-1)                               # (V, N)
-        keys, following = (torch.cat([row[1:count] for row, count in zip(rows, counts)])
-                           for rows in (histories(clips), steps))  # all but a video's first clip
-        queries = histories(x)[range(len(n)), n]                                   # (M, 8 D)
-        nearest = torch.cat([(part @ keys.T).topk(min(NEIGHBORS, len(keys))).indices
-                             for part in queries.split(256)])                      # (M, NEIGHBORS)
-        return one_hot(following[nearest], len(texts)).double().mean(1).cpu()
+    def by_place(self, right, examples):
+        """{k: `share_of` the forecasts after k steps of a video}. right: {name: (M,) bool}."""
+        place, found = torch.tensor([example.step for example in examples]), {}
+        for k in place.unique().tolist():
+            found[k] = share_of(right, place == k)
+        return found
 
-    def forecast_lines(self, p, right, labels, examples, samples):
-        """More lines of a forecast, of p {name: (M, S)} and which are right {name: (M,) bool}: by
-        "truth"; "by_place", after k steps of the video; "new", of those whose history and next step
-        no training video can show. And the examples that are new, (M,) bool."""
-        columns = [name for name in ("zero_noise", "exact", "set", "similar") if name in p]
+    # --- Steps to recognize, or to forecast ---
+    def parts(self, labels):
+        """Which examples are of a step that no phrase of the pool names ("held_out"), of one of two
+        look-alikes, or of any other step ("distinct"): {name: (M,) bool} of labels (M,)."""
+        held_out = torch.tensor([grammar.STEP_ID[step] for step in grammar.HELD_OUT])
+        look_alikes = twins()[labels] != labels
+        return {"held_out": torch.isin(labels, held_out), "look_alikes": look_alikes,
+                "distinct": ~look_alikes}
 
-        def row(part):
-            return {name: percent(right[name][part]) for name in columns} | {
-                "evaluated": int(part.sum())}
-        place, trained = torch.tensor([e.step for e in examples]), grammar.Grammar(training=True)
-        new = torch.tensor([trained.chance(*steps, [one.label]) == 0
-                            for steps, one in zip(self.known(examples), examples)])
-        lines = {"truth": {name: percent(right[name]) for name in ("exact", "set")},
-                 "by_place": {int(k): row(place == k) for k in place.unique()}, "new": row(new)}
-        if "similar" in p:
-            drawn, _ = draw_correct(p["similar"], labels, samples)
-            lines["similar"] = {"top1": percent(right["similar"]), "oracle": percent(drawn),
-                                "top5": percent(topk_correct(p["similar"], labels, 5))}
-        return lines, new
-
-    def sampled_futures(self, model, x, n, texts, examples, H, seed):
-        """Percent of sampled futures of H steps, and of their first steps, that the grammar allows
-        after the true steps; over FUTURES forecasts that H steps follow, with DRAWS samples each.
-        None if there are no such forecasts."""
-        videos = self.source.videos
-        long = [i for i, e in enumerate(examples) if e.step + H <= len(videos[e.video].steps)]
-        if not long:
-            return None
-        exact, possible, first = grammar.Grammar(), [], []
-        for k in torch.linspace(0, len(long) - 1, min(len(long), FUTURES)).long():
-            i = long[k]
-            noise = torch.randn(H, DRAWS, model.dim,
-                                generator=torch.Generator().manual_seed(seed * 1000 + 500 + i))
-            _, picks = sample_in_turn(model, x[i, :n[i]], texts, noise)            # (DRAWS, H)
-            before = observed_steps(examples[i], videos[examples[i].video])
-            for future in picks.tolist():
-                possible.append(exact.chance(*before, future) > 0)
-                first.append(exact.chance(*before, future[:1]) > 0)
-        return {"possible": percent(torch.tensor(possible)), "first": percent(torch.tensor(first))}
-
-    # --- Classification ---
-    def classify_lines(self, p, right, labels):
-        """More lines of a classification, of p and right {"ours", "teacher"}: "held_out", of the
-        steps that no phrase of the pool names; "look_alikes", whether a look-alike's own name is
-        likelier than the other of its pair. A video shows both: a constant answer is right half the
-        time. And which examples are of each, {name: (M,) bool}; which look-alikes are right."""
-        held_out = [grammar.STEP_ID[step] for step in grammar.HELD_OUT]
-        a, b = torch.tensor([[grammar.STEP_ID[step] for step in pair]
-                             for pair in grammar.LOOK_ALIKES]).T
-        twin, rows = torch.arange(len(self.steps)), torch.arange(len(labels))
-        twin[a], twin[b] = b, a
-        parts = {"held_out": torch.isin(labels, torch.tensor(held_out)),
-                 "look_alikes": twin[labels] != labels}
-        pairs = {name: q[rows, labels] > q[rows, twin[labels]] for name, q in p.items()}
-        lines = {part: {name: percent(row[parts[part]]) for name, row in hits.items()}
-                 for part, hits in (("held_out", right), ("look_alikes", pairs))}
-        return lines, parts, pairs["ours"]
+    def told_apart(self, p, labels):
+        """Whether a look-alike's own name is likelier than the other of its pair: (M,) bool of p
+        (M, S). A video shows both: a constant answer is right half the time. False for others."""
+        rows = torch.arange(len(labels))
+        return p[rows, labels] > p[rows, twins()[labels]]
 
     # --- One video, for predict.py ---
     def place_to_stop(self, left):
@@ -137,20 +91,30 @@ class Truth:
         rng = np.random.default_rng(grammar.number_of(video))
         return video.steps[rng.integers(max(len(video.steps) - left, 1))].end
 
+    def step_at(self, video, time):
+        """The name of the step that a video shows at a time, s; None if it shows none."""
+        for step in video.steps:
+            if step.start <= time < step.end:
+                return self.steps[step.label]
+        return None
+
     def of_forecast(self, windows, futures):
         """What is true of the first video: the step of each window or None, the exact "next" step
         and share of each of the futures, if the video goes on, and what "follows" in it."""
         exact, shown, script = grammar.Grammar(), [], self.source.videos[0]
         for middle in windows.mean(1):
-            labels = [step.label for step in script.steps if step.start <= middle < step.end]
-            shown.append(self.steps[labels[0]] if labels else None)
+            shown.append(self.step_at(script, middle))
         begun = sum(step.start <= windows[-1, 1] - 1 for step in script.steps)
-        before = observed_steps(Example(0, windows, -1, begun), script)
-        p = exact.next_step(*before)
-        ids = [[grammar.STEP_ID.get(step, -1) for step in future["steps"]] for future in futures]
-        return {"clips": shown,
-                "next": [{"step": self.steps[k], "p": float(p[k])}
-                         for k in np.argsort(-p, kind="stable") if p[k] > 0],
-                "futures": [future | {"share": exact.chance(*before, steps)}
-                            for future, steps in zip(futures, ids)],
+        before, from_start = observed_steps(Example(0, windows, -1, begun), script)
+        p = exact.next_step(before, from_start)
+        following = []
+        for k in np.argsort(-p, kind="stable"):
+            if p[k] > 0:
+                following.append({"step": self.steps[k], "p": float(p[k])})
+        exact_futures = []
+        for future in futures:
+            ids = [grammar.STEP_ID.get(step, -1) for step in future["steps"]]
+            share = exact.chance(before, from_start, ids)
+            exact_futures.append(future | {"share": share})
+        return {"clips": shown, "next": following, "futures": exact_futures,
                 "follows": [self.steps[step.label] for step in script.steps[begun:]]}
