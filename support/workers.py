@@ -70,6 +70,42 @@ def ignore_signals(worker):
 
 
 @contextmanager
+def iterate(loader):
+    """Within it: an iterator over a DataLoader, whose workers are ended afterwards.
+
+    torch lets them finish an item, for some seconds; one that still reads then is killed. They
+    ignore SIGTERM, by which Python itself ends them when it exits: it would wait for ever.
+    """
+    reads, others, processes = None, set(multiprocessing.active_children()), set()
+    try:
+        try:
+            reads = iter(loader)
+        finally:                                       # also if Ctrl-C comes between two of them
+            processes = set(multiprocessing.active_children()) - others
+        yield reads
+    finally:
+        try:
+            if reads is not None and loader.num_workers > 0:
+                reads._shutdown_workers()
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def what_was_lost(error):
+    """What torch says of a worker that died, or of too little shared memory, as one line; "" if an
+    error is another."""
+    text = " ".join(str(error).split())
+    for part in LOST:
+        if part in text:
+            return text[text.rindex(part):].removesuffix(" )").rstrip(". ")
+    if isinstance(error, (ConnectionError, EOFError)):
+        return f"DataLoader worker died while it handed over what it read ({type(error).__name__})"
+    return ""
+
+
+@contextmanager
 def read_ahead(dataset, items, workers, pin=False):
     """Within it: an iterator over the Read of each item, in order. Worker processes (0: none) begin
     to read at once, and none of them is left afterwards.
@@ -96,48 +132,17 @@ def read_ahead(dataset, items, workers, pin=False):
     loader = DataLoader(Attempts(dataset), batch_size=None, sampler=ask(), num_workers=workers,
                         collate_fn=nn.Identity(),      # NumPy's arrays do not become tensors
                         pin_memory=pin, worker_init_fn=ignore_signals)
-    reads, processes, others = None, set(), set(multiprocessing.active_children())
     try:
-        try:
-            reads = iter(loader)
-        finally:                                       # also if Ctrl-C comes between two of them
-            processes = set(multiprocessing.active_children()) - others
-        yield give(reads)
+        with iterate(loader) as reads:
+            yield give(reads)
     except (RuntimeError, OSError, EOFError) as error:
         told = what_was_lost(error)
-        if not told:
+        if workers == 0 or not told:
             raise
         names = dict.fromkeys(dataset.name(item) for item in asked)
         raise InputError(f"{told}; use fewer --workers than {workers}, or more shared memory "
                          "(Docker: --shm-size); if a video that was being read is at fault, leave "
                          f"it out: --skip {' '.join(names)}") from None
-    finally:
-        end_workers(reads, processes)
-
-
-def what_was_lost(error):
-    """What torch says of a worker that died, or of too little shared memory, as one line; "" if an
-    error is another."""
-    text = " ".join(str(error).split())
-    for part in LOST:
-        if part in text:
-            return text[text.index(part):].removesuffix(" )").rstrip(". ")
-    if isinstance(error, (ConnectionError, EOFError)):     # it died while it handed over a batch
-        return f"DataLoader worker: {type(error).__name__}: {error}"
-    return ""
-
-
-def end_workers(reads, processes):
-    """End the workers of an iterator of DataLoader. torch lets them finish an item, for some
-    seconds; one that still reads then is killed. They ignore SIGTERM, by which Python ends
-    them when it exits itself, and would wait for ever."""
-    try:
-        if processes and reads is not None:
-            reads._shutdown_workers()
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
 
 
 def join(parts, device):
