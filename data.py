@@ -51,6 +51,10 @@ class Unreadable(ValueError):
     """A video that cannot be used, and why. It is counted, named and left out."""
 
 
+class LeftOut(Unreadable):
+    """A video that is not used, by --skip or since nothing is said in it. It is never counted."""
+
+
 class Source(Protocol):
     """Videos that a command reads: all that is known of a data set. sources.py lists them.
 
@@ -168,6 +172,7 @@ class Read(NamedTuple):
     seen: torch.Tensor | None = None       # for the teacher
     said: tuple | None = None              # shares (n, m) of m sentences in each clip; their texts
     failed: str | None = None              # why it is unreadable
+    left_out: bool = False                 # whether this is no failure: data.LeftOut
 
 
 class NarratedVideos(Dataset):

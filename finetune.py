@@ -43,7 +43,7 @@ from support.arguments import (Parser, add_labeled_flags, add_run_flags, default
                                mixed_precision, pick_device, positive)
 from support.encode import LabeledExamples, encode_examples
 from support.errors import require
-from support.run import learning_rate
+from support.run import Run, learning_rate
 from support.workers import epoch_order, items, join, read_ahead
 from weights.checkpoint import build, init_from
 
@@ -137,6 +137,11 @@ def set_up(args, run, device):
     task, looks = TASKS[name](), args.init == TEACHER
     init = open_init(args, task, device)
     source, names, teacher, texts = open_labeled(args, task, init, device, "train", looks)
+    start = [hashlib.sha256(value.numpy().tobytes()).hexdigest()
+             for value in init.state_dict().values()]
+    run.require_list("start", start)
+    run.require_list("classes", names or [])
+    run.require_list("videos", [video.name for video in source.videos])
     history, spacing = history_of(init, args.history)
     examples, _, unreadable = examples_of(task, source, spacing, min_steps=2)
     examples = chosen_examples(examples, source.videos, args.labels, args.seed)
@@ -149,76 +154,75 @@ def set_up(args, run, device):
                           hold_out=args.hold_out)
     classes = task.classes(source.listed, names)
     model = with_classifier(init, name, classes, names, texts).to(device)
+    if run.checkpoint:
+        model.load_state_dict(run.checkpoint["model"])
     x = n = None
     run.unreadable = unreadable
     if task.trained != "encoder":
         eyes = teacher if looks else None
         x, n, _, examples, failed = encode_examples(model.eval(), eyes, source, examples, args)
         run.unreadable |= failed
-    start = [hashlib.sha256(value.numpy().tobytes()).hexdigest()
-             for value in init.state_dict().values()]
-    run.begin(source, examples=[f"{one.video} {one.step} {one.label}" for one in examples],
-              classes=names or [], start=start)
+    run.require_list("examples", [f"{one.video} {one.step} {one.label}" for one in examples])
     model.settings = run.settings
-    if run.checkpoint:
-        model.load_state_dict(run.checkpoint["model"])
     return task, source, examples, x, n, model.train()
 
 
-def finetune(args, run):
+def finetune(args):
     """`python train.py --stage finetune`: --epochs times all examples, one update per batch."""
-    # 1. Labeled examples, the model, and the optimizer of what is trained.
+    # 1. What is continued; labeled examples; the model; the optimizer of what is trained.
     device = pick_device(args.device)
     require(not is_torchelastic_launched(), "fine-tuning runs in one process, without torchrun")
+    run = Run(args)
     task, source, examples, x, n, model = set_up(args, run, device)
     settings = settings_of(task_name(args))
     batch = min(args.batch, len(examples))
     per_epoch = len(examples) // batch
     updates = max(1, round(args.epochs * per_epoch))
-    left, micro, f = range(run.first, updates), batch, model.encoder
+    micro, asked, workers = batch, [], 0                   # f stays as it is: all was read
     if task.trained == "encoder":
-        micro = min(batch, clips_at_once(f, args.micro_batch, device))
-    reads = read_ahead(LabeledExamples(source, examples, args.seed),
-                       items(left, len(examples), batch, range(batch), args.seed), args.workers,
-                       3 * f.frames * f.image ** 2, micro, device.type == "cuda")
+        micro = min(batch, clips_at_once(model.encoder, args.micro_batch, device))
+        asked = items(range(run.first, updates), len(examples), batch, range(batch), args.seed)
+        workers = args.workers
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=settings.decay)
     if run.checkpoint:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
+    labels = torch.tensor([example.label for example in examples], device=device)
+    clips = LabeledExamples(source, examples, args.seed)
     print(f"{len(examples)} examples, {updates} updates, on {device}")
 
     # 2. Train.
-    labels = torch.tensor([example.label for example in examples], device=device)
-    for update in run.start("finetune", source, updates, per_epoch, ["loss"], device):
-        optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
-        torch.manual_seed(args.seed * 1_000_003 + update)              # of views and dropout
-        optimizer.zero_grad()
-        epoch, k = divmod(update, per_epoch)
-        order = epoch_order(len(examples), args.seed, epoch)[k * batch:(k + 1) * batch]
-        for first in range(0, batch, micro):               # slices of the batch
-            rows = order[first:first + micro]
-            with mixed_precision(device):
-                if x is None:                              # f is trained, too
-                    read = run.readable([*itertools.islice(reads, len(rows))])
-                    if not read:
-                        continue
-                    rows = [order[one.place] for one in read]
-                    z = model.encode(join([one.clips for one in read], device))    # x = f(v)
-                elif task.forecasts:                       # what h predicts with zero noise
-                    zeros = torch.zeros_like(x[rows, :1])                  # (B, 1, D)
-                    z = model.forecast_next(x[rows], zeros, n[rows])[:, 0]
-                else:                                      # one of N clips of each: (B, D)
-                    z = x[rows][range(len(rows)), torch.randint(x.shape[1], (len(rows),))]
-                log_p = model.classify(z)
-            y = labels[rows].view(len(rows), -1)                           # (B, label sets)
-            loss = sum(nll_loss(p, label, reduction="none")                # (B,)
-                       for p, label in zip(log_p, y.T))
-            (loss.sum() / batch).backward()
-            run.metrics.add(len(rows), loss=loss)
-        norm = clip_grad_norm_(model.parameters(), settings.clip)
-        optimizer.step()
-        if run.after(update + 1, norm, model, optimizer):
-            break
-    run.end()
+    with (run.begin("finetune", source, updates, per_epoch, ["loss"], device) as left,
+          read_ahead(clips, asked, workers, device.type == "cuda") as reads):
+        for update in left:
+            optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
+            torch.manual_seed(args.seed * 1_000_003 + update)          # of views and dropout
+            optimizer.zero_grad()
+            epoch, k = divmod(update, per_epoch)
+            order = epoch_order(len(examples), args.seed, epoch)[k * batch:(k + 1) * batch]
+            for first in range(0, batch, micro):           # slices of the batch
+                rows = order[first:first + micro]
+                with mixed_precision(device):
+                    if x is None:                          # f is trained, too
+                        read = run.readable(itertools.islice(reads, len(rows)))
+                        if not read:
+                            continue
+                        rows = [order[one.place] for one in read]
+                        z = model.encode(join([one.clips for one in read], device))    # x = f(v)
+                    elif task.forecasts:                   # what h predicts with zero noise
+                        zeros = torch.zeros_like(x[rows, :1])              # (B, 1, D)
+                        z = model.forecast_next(x[rows], zeros, n[rows])[:, 0]
+                    else:                                  # one of N clips of each: (B, D)
+                        z = x[rows][range(len(rows)), torch.randint(x.shape[1], (len(rows),))]
+                    log_p = model.classify(z)
+                y = labels[rows].view(len(rows), -1)                       # (B, label sets)
+                loss = sum(nll_loss(p, label, reduction="none")            # (B,)
+                           for p, label in zip(log_p, y.T))
+                (loss.sum() / batch).backward()
+                run.metrics.add(len(rows), loss=loss)
+            norm = clip_grad_norm_(model.parameters(), settings.clip)
+            optimizer.step()
+            if run.after(update + 1, norm, model, optimizer):
+                break
 
 
 def parse(argv):
@@ -242,6 +246,8 @@ def parse(argv):
     add("--lr", type=positive(float), help="peak rate of AdamW (default: 1e-3; epic: 1e-4)")
     add("--out", type=Path, help="folder of the run (default: runs/finetune-TASK)")
     add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
+    add("--tensorboard", action="store_true", help="also write the metrics as TensorBoard's events "
+        "into the folder")
     add_run_flags(parser)
     args = parser.parse_args(argv)
     require(args.labels <= 1, f"--labels {args.labels}: is a share, at most 1; 0.1 is a tenth")

@@ -36,13 +36,13 @@ from losses import agreement, cross_entropy, match, mse_loss
 from model import Config, clips_at_once
 from pseudo_labels import clip_features, soft_targets
 from sources import DATA, open_teacher, require_flags
-from support import parallel
+from support import errors, parallel
 from support.arguments import (Parser, add_narrated_flags, add_run_flags, compile_blocks,
                                limit_threads, mixed_precision, noise_of, pick_device, positive)
-from support.errors import require, run
+from support.errors import require
 from support.run import Run, learning_rate
-from support.workers import items, join, read_ahead
-from weights.checkpoint import DENOISERS, ENCODERS, build, init_from, open_start, rebuild
+from support.workers import items, join, read_ahead, send
+from weights.checkpoint import DENOISERS, build, init_from, open_start, rebuild
 
 SIZES = {                 # what --size implies: f, h, and how they are trained; a flag overrides it
     "small": dict(timesformer=dict(image=32, patch=16, frames=4, width=64, depth=2, heads=2),
@@ -136,7 +136,8 @@ def set_up(args, run, device):
     require(args.targets == "vision" or teacher.reads_sentences, f"--targets {args.targets}: needs "
             f"the teacher itself, not the table {args.clip}")
     source = data.narrated.open(args, pictures, teacher)
-    run.begin(source, phrases=phrases)
+    run.require_list("videos", [video.name for video in source.videos])
+    run.require_list("phrases", phrases)
     texts = teacher.encode_phrases(phrases)                                # (K, D)
     if args.encoder == "adapter":
         sizes = {**sizes, "features": require_widths(source, None, texts.shape[1])}
@@ -157,10 +158,11 @@ def set_up(args, run, device):
     return source, teacher, model.to(device).train()
 
 
-def pretrain(args, run):
+def pretrain(args):
     """Pre-training (Sec. 3.2): f and h together."""
-    # 1. Narrated videos with their teacher, f and h, the optimizer.
+    # 1. What is continued; narrated videos with their teacher; f and h; the optimizer.
     device = parallel.start(pick_device(args.device))
+    run = Run(args)
     source, teacher, model = set_up(args, run, device)
     videos = NarratedVideos(source, args.seed, args.stride, args.targets != "vision")
     count, batch = len(videos), min(args.batch, len(videos))
@@ -168,11 +170,9 @@ def pretrain(args, run):
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
     require(updates > 0, f"--epochs {args.epochs}: no update; there are {per_epoch} in an epoch")
-    f, share = model.encoder, parallel.share(batch)
-    micro = min(max(clips_at_once(f, args.micro_batch, device) // CLIPS, 1), len(share))   # videos
-    asked = items(range(run.first, updates), count, batch, share, args.seed)
-    size = 3 * CLIPS * f.frames * (f.image ** 2 + teacher.size ** 2)   # bytes of a video
-    reads = read_ahead(videos, asked, args.workers, size, micro, device.type == "cuda")
+    share = parallel.share(batch)
+    micro = min(max(clips_at_once(model.encoder, args.micro_batch, device) // CLIPS, 1),
+                len(share))                                # videos
     if args.compile:
         compile_blocks(device, model.encoder, teacher.model)
     optimizer = make_optimizer(model, "sgd" if run.first <= switch else "adamw")
@@ -183,37 +183,40 @@ def pretrain(args, run):
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.
     terms = matching if args.order == "none" else objective
-    for update in run.start("pretrain", source, updates, per_epoch, TERMS, device):
-        if update == switch:
-            optimizer = make_optimizer(model, "adamw")
-        span = (0, switch, SGD_LR) if update < switch else (switch, updates, args.lr)
-        optimizer.param_groups[0]["lr"] = learning_rate(update, *span)
-        draws = draw(batch, model.dim, len(model.alpha_bar), args.rows, args.context, args.seed,
-                     update)
-        optimizer.zero_grad()
-        for first in range(0, len(share), micro):          # slices of the batch
-            read = run.readable([*itertools.islice(reads, min(micro, len(share) - first))])
-            if not read:
-                continue
-            places = [one.place for one in read]                               # in the batch
-            clips = join([one.clips for one in read], device).unflatten(0, (-1, CLIPS))
-            seen = join([one.seen for one in read], device)
-            features = clip_features(teacher, seen, [one.said for one in read], args.targets)
-            targets = soft_targets(features.to(device), model.phrases, model.tau)  # Eq. 6: p'_i
-            targets = targets.unflatten(0, (-1, CLIPS))
-            with mixed_precision(device):
-                xe, mse, mc, log_p, log_q = terms(model, clips, targets,
-                                                  *(drawn[places].to(device) for drawn in draws))
-            loss = xe + mse + mc                                               # Eq. 7, (B,)
-            (loss.sum() / batch).backward()
-            run.metrics.add(len(read) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
-                            match=agreement(log_p, targets), match_h=agreement(log_q, targets))
-        parallel.add_gradients(model)
-        norm = clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if run.after(update + 1, norm, model, optimizer):
-            break
-    run.end()
+    asked = items(range(run.first, updates), count, batch, share, args.seed)
+    with (run.begin("pretrain", source, updates, per_epoch, TERMS, device) as left,
+          read_ahead(videos, asked, args.workers, device.type == "cuda") as reads):
+        for update in left:
+            if update == switch:
+                optimizer = make_optimizer(model, "adamw")
+            span = (0, switch, SGD_LR) if update < switch else (switch, updates, args.lr)
+            optimizer.param_groups[0]["lr"] = learning_rate(update, *span)
+            draws = draw(batch, model.dim, len(model.alpha_bar), args.rows, args.context,
+                         args.seed, update)
+            optimizer.zero_grad()
+            for first in range(0, len(share), micro):      # slices of the batch
+                part = itertools.islice(reads, min(micro, len(share) - first))
+                read = run.readable(part)
+                if not read:
+                    continue
+                places = [one.place for one in read]                           # in the batch
+                clips = join([one.clips for one in read], device).unflatten(0, (-1, CLIPS))
+                seen = join([one.seen for one in read], device)
+                features = clip_features(teacher, seen, [one.said for one in read], args.targets)
+                targets = soft_targets(features.to(device), model.phrases, model.tau)  # Eq. 6: p'_i
+                targets = targets.unflatten(0, (-1, CLIPS))
+                given = [send(drawn[places], device) for drawn in draws]
+                with mixed_precision(device):
+                    xe, mse, mc, log_p, log_q = terms(model, clips, targets, *given)
+                loss = xe + mse + mc                                           # Eq. 7, (B,)
+                (loss.sum() / batch).backward()
+                run.metrics.add(len(read) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
+                                match=agreement(log_p, targets), match_h=agreement(log_q, targets))
+            parallel.add_gradients(model)
+            norm = clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if run.after(update + 1, norm, model, optimizer):
+                break
 
 
 def parse(argv=None):
@@ -247,6 +250,8 @@ def parse(argv=None):
     add("--lr", type=positive(float), help="peak learning rate of AdamW")
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
     add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
+    add("--tensorboard", action="store_true", help="also write the metrics as TensorBoard's events "
+        "into the folder")
     add("--compile", action="store_true", help="compile the blocks of f and of the teacher: "
         "faster on a GPU, after some minutes")
     add_run_flags(parser)
@@ -263,10 +268,16 @@ def parse(argv=None):
 
 
 def main(args):
-    """Pre-train, or fine-tune."""
-    with Run(args) as folder:
-        (pretrain if args.stage == "pretrain" else finetune.finetune)(args, folder)
+    """Pre-train, or fine-tune. torch's number of threads is as before afterwards."""
+    threads = torch.get_num_threads()
+    try:
+        if args.stage == "pretrain":
+            pretrain(args)
+        else:
+            finetune.finetune(args)
+    finally:
+        torch.set_num_threads(threads)
 
 
 if __name__ == "__main__":
-    run(main, parse)
+    errors.run(main, parse)

@@ -52,8 +52,8 @@ def check(args):
         source = data.kind(videos, data.find(args.videos), None, captions=captions,
                            max_unreadable=1.0)
         items = [(0, i, i) for i in range(len(source.videos))]
-        looks = [*tqdm(read_ahead(Looks(source), items, args.workers), "read", len(items),
-                       mininterval=1)]
+        with read_ahead(Looks(source), items, args.workers) as reads:
+            looks = list(tqdm(reads, "read", len(items), mininterval=1))
         unreadable = {look.name: look.failed for look in looks if look.failed}
         unreadable |= {name: wrong[name] for name in wrong if name in source.paths}
     if any(video.split for video in videos):
@@ -78,7 +78,7 @@ def check(args):
     if args.json:
         write_json(args.json, facts)
     if source:
-        require_readable(source, unreadable, MAX_UNREADABLE)
+        require_readable(unreadable, len({video.name for video in source.videos}), MAX_UNREADABLE)
 
 
 def parse(argv=None):

@@ -3,7 +3,7 @@ import contextlib
 
 import torch
 
-from data import Unreadable, Video, frame_times, spoken
+from data import LeftOut, Unreadable, Video, frame_times, spoken
 from files.captions import MAX_UNREADABLE, Captions
 from files.lists import load_ids, video_name
 from files.video import (duration, evaluation_crop, find_videos, read_frames, short_side_for,
@@ -74,10 +74,10 @@ class VideoSource:
 
     def read(self, i, read, *args):
         """read(path of video i, *args). Raises Unreadable after TRIES failures in a row, since
-        network errors pass; at once if the video is one to skip."""
+        network errors pass; LeftOut if the video is one to skip."""
         name = self.videos[i].name
         if name in self.left_out:
-            raise Unreadable(self.left_out[name][1])
+            raise LeftOut(self.left_out[name][1])
         for _ in range(TRIES - 1):
             with contextlib.suppress(Unreadable):
                 return read(self.paths[name], *args)

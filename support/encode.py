@@ -60,32 +60,38 @@ def encode_examples(model, teacher, source, examples, args):
     n windows; n (M,) int64; the teacher's features (M, N, D), None without one; the M examples that
     could be read; {id: reason} of the others' videos. InputError if those are too many. args: those
     of `add_run_flags`."""
-    x, seen, readable, unreadable, device = [], [], [], {}, model.phrases.device
+    x, seen, readable, unreadable, tried, device = [], [], [], {}, set(), model.phrases.device
     f, N = model.encoder, max(len(example.windows) for example in examples)
-    pixels = f.image ** 2 + (teacher.size ** 2 if teacher else 0)
     count = max(WINDOWS // N, 1)                           # examples that are read at once
     items = [(None, i, i) for i in range(len(examples))]
-    reads = read_ahead(LabeledExamples(source, examples), items, args.workers,
-                       3 * N * f.frames * pixels, count, device.type == "cuda")
-    reads = iter(tqdm(reads, "encode", len(examples), mininterval=1))
-    while part := [*islice(reads, count)]:
-        unreadable |= {read.name: read.failed for read in part
-                       if read.failed and read.name not in source.left_out}
-        part = [read for read in part if not read.failed]
-        if not part:
-            continue
-        readable += [examples[read.place] for read in part]
-        n = [len(read.clips) for read in part]
-        if teacher:
-            features = teacher.encode_clips(join([read.seen for read in part], device)).to(device)
-            seen += features.split(n)
-        if isinstance(f, TeacherFeatures):
-            x += f(features).split(n)
-        else:
-            clips = join([read.clips for read in part], device)
-            with mixed_precision(device):
-                x += encode_parts(model, clips, args.micro_batch).split(n)
-    require_readable(source, unreadable, args.max_unreadable)
+    with read_ahead(LabeledExamples(source, examples), items, args.workers,
+                    device.type == "cuda") as reads:
+        shown = iter(tqdm(reads, "encode", len(examples), mininterval=1))
+        for _ in range(0, len(examples), count):
+            part = []
+            for read in islice(shown, count):
+                if read.failed is None:
+                    part.append(read)
+                elif not read.left_out and read.name not in unreadable:
+                    tqdm.write(f"unreadable: {read.name}: {read.failed}")
+                    unreadable[read.name] = read.failed
+                if not read.left_out:
+                    tried.add(read.name)
+            if not part:
+                continue
+            readable += [examples[read.place] for read in part]
+            n = [len(read.clips) for read in part]
+            if teacher:
+                features = teacher.encode_clips(join([read.seen for read in part], device))
+                features = features.to(device)
+                seen += features.split(n)
+            if isinstance(f, TeacherFeatures):
+                x += f(features).split(n)
+            else:
+                clips = join([read.clips for read in part], device)
+                with mixed_precision(device):
+                    x += encode_parts(model, clips, args.micro_batch).split(n)
+    require_readable(unreadable, len(tried), args.max_unreadable)
     n = torch.tensor([len(rows) for rows in x], device=device)
     x, seen = (pad_sequence(rows, batch_first=True) if rows else None for rows in (x, seen))
     return x, n, seen, readable, unreadable

@@ -15,16 +15,21 @@ def require(good, problem):
         raise InputError(problem)
 
 
-def require_readable(source, unreadable, share, where=None):
-    """InputError if more than a share of a source's videos is unreadable, or all are. unreadable:
-    {id: reason}; those that --skip leaves out do not count. where: a file that has the reasons."""
-    skipped = {name for name, (kind, _) in source.left_out.items() if kind == "skipped"}
-    failed = [f"{name}: {reason}" for name, reason in unreadable.items() if name not in skipped]
-    count = len({video.name for video in source.videos} - skipped)
-    require(len(failed) <= share * count and len(failed) < count,
-            f"{len(failed)} of {count} videos are unreadable, more than --max-unreadable {share}; "
-            f"{f'all are in {where}; ' if where else ''}repair or remove them; the first, "
-            f"{next(iter(failed), 'none is left')}")
+def too_many(unreadable, tried, share):
+    """Whether more than a share of the videos that were tried is unreadable, or none is left."""
+    return unreadable > share * tried or unreadable == tried
+
+
+def require_readable(unreadable, tried, share, where=None):
+    """InputError if `too_many` of the videos that were tried, a number, are unreadable. unreadable:
+    {id: reason}. where: a file that has the reasons."""
+    if not too_many(len(unreadable), tried, share):
+        return
+    name, reason = next(iter(unreadable.items()), ("all", "left out"))
+    told = f"{len(unreadable)} of {tried} videos are unreadable, more than --max-unreadable {share}"
+    if where:
+        told += f"; the reasons are in {where}"
+    raise InputError(f"{told}; repair or remove them; the first, {name}: {reason}")
 
 
 def fail(status, problem):

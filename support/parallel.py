@@ -64,11 +64,3 @@ def add_gradients(model):
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
     grads = [p.grad for p in model.parameters()]
     vector_to_parameters(total(parameters_to_vector(grads)), grads)        # all at once: one wait
-
-
-def gather(value):
-    """The values of all processes, a list."""
-    values = [value] * rank_and_world()[1]
-    if dist.is_initialized():
-        dist.all_gather_object(values, value)
-    return values

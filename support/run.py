@@ -1,15 +1,15 @@
-"""What both loops share: a run's folder, its metrics, the learning rate, and how it is stopped.
+"""What both loops share: a run's folder, its log, its saves, how it is stopped and resumed.
 
-A folder has checkpoint.pt, config.json and metrics.jsonl; left_out.json, if videos cannot be used;
-and unreadable.json, if some could not be read.
+A folder has checkpoint.pt, config.json and metrics.jsonl; left_out.json, if videos are not used;
+unreadable.txt, if some could not be read; and the events that --tensorboard asks for.
 """
 import hashlib
 import json
-import math
 import signal
+import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -17,13 +17,16 @@ from tqdm import tqdm, trange
 
 import weights.checkpoint
 from support import parallel
-from support.errors import InputError, require, require_readable
+from support.errors import InputError, require, require_readable, too_many
+from support.log import Metrics, open_tensorboard, rows_until
 from support.write import write_atomically, write_json
 
 FIRST_SAVE, LAST_SAVE, SHARE = 60.0, 600.0, 100    # s; a save may take a hundredth of the time
+ENOUGH = 20               # videos that must be tried before the share of unreadable ones is judged
 FREE = ("out", "resume", "device", "workers", "max_unreadable", "micro_batch", "log_every", "skip",
-        "compile")
-PATHS = "videos", "features", "captions", "ids", "phrases", "annotations", "steps"     # may move
+        "compile", "tensorboard")                  # flags that --resume may change
+WRITTEN = "config.json", "checkpoint.pt", "metrics.jsonl", "left_out.json", "unreadable.txt"
+EVENTS = "events.out.tfevents.*"                   # TensorBoard's
 
 
 def learning_rate(update, first, last, peak):
@@ -33,112 +36,226 @@ def learning_rate(update, first, last, peak):
                       (last - update) / (0.95 * updates))
 
 
-class Run:
-    """One run and its folder, which it claims as soon as it begins: `with Run(args) as run`.
+@contextmanager
+def signals_to(handler):
+    """Within it Ctrl-C and SIGTERM call handler(number, frame); afterwards they mean what they did
+    before. Python lets the main thread alone do so: in another, nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = signal.SIGINT, signal.SIGTERM
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, meant in zip(numbers, before):
+            if meant is not None:                  # None: it was not Python that set it
+                signal.signal(number, meant)
 
-    A folder that holds a run is refused without --resume. If a new run ends before its first
-    update, it leaves none of its files. checkpoint: what to continue from, {} at first. unreadable:
-    {id: reason} of the videos that could not be read when they were last tried; `told`: of all
-    processes, when the run was last saved; `before`: those not yet tried again since --resume.
+
+def is_config(path):
+    """Whether a file is the config.json of a run. It is empty if the run was killed just then."""
+    try:
+        text = path.read_text("utf-8")
+        return not text or "settings" in json.loads(text)
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+class Run:
+    """A run and its folder, in two moments.
+
+    `Run(args)` only reads: it refuses a folder that holds a run, or with --resume one of another
+    run. Then all is made that may fail. The run begins with `with run.begin(...)`, which takes the
+    folder; it ends with this block. If it made no update, it leaves none of its files.
+
+    checkpoint: what to continue from, {} at first; first: updates that were made before.
+    unreadable: {id: reason} of the videos that this process could not read.
     """
 
     def __init__(self, args):
-        flags = vars(args)
-        self.out, self.log_every = args.out, args.log_every
+        self.out, self.resumed, self.log_every = args.out, args.resume, args.log_every
         self.max_unreadable = args.max_unreadable
-        self.settings = {name: str(value) if isinstance(value, Path) else value
-                         for name, value in flags.items() if name not in FREE}
         self.rank, self.world = parallel.rank_and_world()  # process 0 writes the files
-        self.checkpoint, self.unreadable, self.told, self.before = {}, {}, {}, set()
-        self.resumed, self.updated, self.stop = args.resume, False, False
-        self.saved, self.period = time.perf_counter(), FIRST_SAVE
-
-    def __enter__(self):
-        """Take the folder. InputError if it holds another run."""
-        signal.signal(signal.SIGTERM, signal.default_int_handler)      # so that __exit__ is called
-        config, checkpoint = self.out / "config.json", self.out / "checkpoint.pt"
-        self.began = not config.exists()
+        self.settings, self.checkpoint, self.unreadable, self.tried = {}, {}, {}, {}
+        self.made, self.writer, self.stop, self.logged = [], None, False, False
+        self.tensorboard = open_tensorboard() if args.tensorboard else None
         if self.rank == 0:
-            self.out.mkdir(parents=True, exist_ok=True)
-            try:
-                config.open("a" if self.resumed else "x").close()
-            except FileExistsError:
-                raise InputError(f"--out {self.out}: holds a run; continue it with --resume, or "
-                                 "choose another folder") from None
-        if self.resumed and checkpoint.exists():
+            self.require_usable()
+        if self.resumed and (self.out / "checkpoint.pt").exists():
             self.checkpoint = weights.checkpoint.read(self.out)
-            with suppress(FileNotFoundError):
-                self.told = json.loads((self.out / "unreadable.json").read_text("utf-8"))
-            self.unreadable, self.before = dict(self.told), {*self.told}
-            self.require_same()
-        self.first = self.checkpoint.get("step", 0)        # updates that were made before
-        return self
+            require({"model", "optimizer", "settings", "step"} <= self.checkpoint.keys(),
+                    f"--resume: {self.out / 'checkpoint.pt'} is not of a run")
+        self.first = self.checkpoint.get("step", 0)
+        for name, value in vars(args).items():
+            if isinstance(value, Path) and name not in FREE:
+                self.settings[name] = str(value)   # it may move: see `require_list`
+            elif name not in FREE:
+                self.settings[name] = value
+                self.require_same(name)
 
-    def __exit__(self, *error):
-        """Leave no file of a run that began here and has made no update."""
-        if self.rank == 0 and self.began and not self.updated:
-            for name in "config.json", "left_out.json", "unreadable.json", "metrics.jsonl":
-                (self.out / name).unlink(missing_ok=True)
+    # --- What must hold before it begins ---
+    def require_usable(self):
+        """InputError if the folder holds what a run writes: without --resume, of any run; with it,
+        what was not written by one."""
+        require(self.out.is_dir() or not self.out.exists(), f"--out {self.out}: is no folder")
+        held = [path.name for path in self.out.glob(EVENTS)]
+        for name in WRITTEN:
+            for path in self.out / name, self.out / f"{name}.part":
+                if path.exists():
+                    held.append(path.name)
+        if held and self.resumed:
+            require(is_config(self.out / "config.json"), f"--resume: {self.out} holds {held[0]}, "
+                    "but no config.json of a run; choose another --out")
+        elif held:
+            self.refuse(held[0])
 
-    def require_same(self):
-        """InputError if the checkpoint's run had other settings."""
-        before = self.checkpoint.get("settings", self.settings)
-        for name, value in self.settings.items():
-            require(name in PATHS or before.get(name) == value, f"--resume: the run in {self.out} "
-                    f"has {name} {before.get(name)}, not {value}; it must stay the same")
+    def refuse(self, name):
+        """Raise InputError: the folder holds a file of this name."""
+        raise InputError(f"--out {self.out}: holds {name}, as a run does; continue the run with "
+                         "--resume, or choose another folder")
 
-    def begin(self, source, **lists):
-        """Write what the run is and what is left out; drop the rows of metrics.jsonl that are later
-        than the checkpoint. InputError if the checkpoint's run had other settings, or other `lists`
-        {name: lines}: the settings hold their digests."""
-        lists["videos"] = [video.name for video in source.videos]
-        for name, lines in lists.items():
-            digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-            self.settings[f"list of {name}"] = f"{len(lines)} (sha256 {digest[:16]})"
-        self.require_same()
-        if self.rank > 0:
-            return
-        write_json(self.out / "config.json", {
-            "settings": self.settings, "torch": torch.__version__, "processes": self.world})
-        metrics = self.out / "metrics.jsonl"
-        metrics.touch()
-        rows = [row for row in metrics.read_bytes().splitlines(keepends=True)
-                if row.endswith(b"\n") and json.loads(row)["step"] <= self.first]
-        write_atomically(metrics, lambda file: file.writelines(rows))
-        if source.left_out:
-            kinds = Counter(kind for kind, _ in source.left_out.values())
-            path, told = self.out / "left_out.json", [f"{kinds[kind]} {kind}" for kind in kinds]
-            print(f"of {len(source.listed)} videos are left out: {', '.join(told)}; see {path}")
-            write_json(path, source.left_out)
+    def require_same(self, name):
+        """InputError if the checkpoint's run had another value of a setting."""
+        value = self.settings[name]
+        before = self.checkpoint.get("settings", self.settings).get(name)
+        require(before == value, f"--resume: the run in {self.out} has {name} {before}, not "
+                f"{value}; it must stay the same")
 
-    def readable(self, reads):
-        """The data.Read of a slice that could be read. The others are named once, and kept in
-        `unreadable` until they can be read."""
-        for read in reads:
-            self.before.discard(read.name)
-            if read.failed is None:
-                self.unreadable.pop(read.name, None)
-            elif read.name not in self.unreadable and read.name not in self.source.left_out:
-                tqdm.write(f"unreadable: {read.name}: {read.failed}")
-                self.unreadable[read.name] = read.failed
-        return [read for read in reads if read.failed is None]
+    def require_list(self, name, lines):
+        """Keep the digest of what a file or a folder holds among the settings. InputError if the
+        checkpoint's run had another."""
+        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        self.settings[f"list of {name}"] = f"{len(lines)} (sha256 {digest[:16]})"
+        self.require_same(f"list of {name}")
 
-    def start(self, title, source, updates, per_epoch, names, device):
-        """Begin the loop: its bar, over the updates that are left. names: of `metrics`."""
+    # --- It begins, and ends ---
+    @contextmanager
+    def begin(self, title, source, updates, per_epoch, names, device):
+        """Take the folder. Within it: the updates that are left, with a bar. names: of `metrics`.
+
+        Ctrl-C and SIGTERM: the update under way is finished and saved; `after` tells to stop, and
+        the program ends as it does by Ctrl-C. A second Ctrl-C ends it at once.
+        """
         self.source, self.updates, self.per_epoch = source, updates, per_epoch
-        self.done = self.first
-        self.metrics = Metrics(names, device)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.ask_to_stop)
-        self.bar = trange(self.first, updates, desc=title, mininterval=1, disable=self.rank > 0)
-        return self.bar
+        self.done, self.count = self.first, len({video.name for video in source.videos})
+        with signals_to(self.ask_to_stop):
+            try:
+                if self.rank == 0:
+                    self.claim()
+                parallel.any_of(False)             # no process writes before the folder is taken
+                for name in self.unreadable:
+                    self.append_unreadable(name)
+                self.metrics = Metrics(names, device)
+                self.saved, self.period = time.perf_counter(), FIRST_SAVE
+                with trange(self.first, updates, desc=title, mininterval=1,
+                            disable=self.rank > 0) as self.bar:
+                    yield self.bar
+            finally:
+                self.leave()
+        parallel.end()
+        path = self.out / "checkpoint.pt"
+        if self.done < updates:
+            raise KeyboardInterrupt(f"stopped; {path} is of update {self.done} of {updates}; "
+                                    "add --resume")
+        if self.rank == 0:
+            print(f"{path}: {updates} updates")
 
     def ask_to_stop(self, number, frame):
-        """Ctrl-C and SIGTERM: the update under way is finished and saved. A second Ctrl-C ends the
-        run at once."""
+        """What a signal does."""
         self.stop = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
+    def claim(self):
+        """Create the files of the folder, and write what the run is and which videos it leaves out.
+        Rows of metrics.jsonl that are later than the checkpoint go. InputError if another run
+        was faster."""
+        if not self.out.exists():
+            self.out.mkdir(parents=True)
+            self.made.append(self.out)
+        write_json(self.create("config.json"), {
+            "settings": self.settings, "torch": torch.__version__, "processes": self.world})
+        metrics = self.create("metrics.jsonl")
+        rows = rows_until(self.first, metrics)
+        write_atomically(metrics, lambda file: file.write(rows))
+        left_out = self.source.left_out
+        if left_out:
+            kinds = Counter(kind for kind, _ in left_out.values())
+            told = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            path = self.create("left_out.json")
+            write_json(path, left_out)
+            print(f"of {len(self.source.listed)} videos are left out: {told}; see {path}")
+        if self.tensorboard:
+            before = set(self.out.glob(EVENTS))
+            self.writer = self.tensorboard(str(self.out), purge_step=self.first + 1)
+            self.made += set(self.out.glob(EVENTS)) - before
+
+    def create(self, name):
+        """The path of a file of the folder, which is new, or of the run that is resumed."""
+        path = self.out / name
+        try:
+            path.open("x").close()
+            self.made.append(path)
+        except FileExistsError:
+            if not self.resumed:
+                self.refuse(name)
+        return path
+
+    def leave(self):
+        """Close what is open. If the run made no update, remove what it made itself."""
+        if self.writer:
+            self.writer.close()
+        if self.logged:
+            return
+        for path in reversed(self.made):           # the folder is the last, config.json before it
+            if path.is_dir():
+                with suppress(OSError):            # it is not empty
+                    path.rmdir()
+            else:
+                path.unlink(missing_ok=True)
+
+    # --- Its videos ---
+    def readable(self, reads):
+        """The data.Read of a slice that could be read. The others are counted, and named once."""
+        good = []
+        for read in reads:
+            if read.failed is None:
+                self.tried[read.name] = "read"
+                good.append(read)
+                continue
+            outcome = "left out" if read.left_out else "unreadable"
+            self.tried[read.name] = outcome
+            skipped = read.name in self.source.left_out            # left_out.json names it
+            if not skipped and read.name not in self.unreadable:
+                tqdm.write(f"{outcome}: {read.name}: {read.failed}")
+                self.unreadable[read.name] = read.failed
+                self.append_unreadable(read.name)
+        return good
+
+    def append_unreadable(self, name):
+        """Add a video to unreadable.txt, to which all processes add."""
+        path, reason = self.out / "unreadable.txt", " ".join(self.unreadable[name].split())
+        if not path.exists():
+            self.made.append(path)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{name}\t{reason}\n")
+
+    def judge_videos(self, least):
+        """InputError, in all processes, if one of them has tried all its videos, or at least so
+        many, and too many could not be read when they were last tried."""
+        kinds = Counter(self.tried.values())
+        tried = kinds["read"] + kinds["unreadable"]
+        judged = tried >= least or len(self.tried) == self.count
+        bad = judged and too_many(kinds["unreadable"], tried, self.max_unreadable)
+        anywhere, = parallel.any_of(bad)
+        path = self.out / "unreadable.txt"
+        if bad:
+            failed = {name: self.unreadable[name] for name, outcome in self.tried.items()
+                      if outcome == "unreadable"}
+            require_readable(failed, tried, self.max_unreadable, path)
+        require(not anywhere, f"another process could not read too many videos: see {path}")
+
+    # --- Its updates ---
     def after(self, done, norm, model, optimizer):
         """Log and save after `done` updates, if it is time -> whether to stop. norm:
         of the gradient."""
@@ -154,73 +271,32 @@ class Run:
 
     def log(self, norm, lr):
         """Write a row of metrics.jsonl, and its loss and shares to the bar. FloatingPointError
-        unless the norm of the gradient is finite; if it is, the loss is finite, too."""
+        unless the norm of the gradient is finite; if it is, the loss is finite, too. InputError if
+        there are no values since no video could be read."""
         if not torch.isfinite(norm):                       # waits for the GPU
             raise FloatingPointError(f"update {self.done}: the loss or its gradient is not finite; "
                                      f"the last checkpoint in {self.out} stays, if any; use a "
                                      "smaller --lr")
-        row = self.metrics.row(epoch=self.done / self.per_epoch, lr=lr)
-        if row["loss"] is None:                # no video could be read since the last row
-            require_readable(self.source, self.unreadable, self.max_unreadable)
-        self.updated = True
+        row = {"step": self.done} | self.metrics.row(epoch=self.done / self.per_epoch, lr=lr)
+        if row["loss"] is None:
+            self.judge_videos(1)
+        self.logged = True
         shown = [name for name in ("loss", "match", "match_h") if row.get(name) is not None]
         self.bar.set_postfix({name: row[name] for name in shown}, refresh=False)
         if self.rank == 0:
             with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as file:
-                print(json.dumps({"step": self.done, **row}), file=file)
+                print(json.dumps(row), file=file)
+        if self.writer:
+            for name, value in row.items():
+                if value is not None:
+                    self.writer.add_scalar(name, value, self.done)
 
     def save(self, model, optimizer):
-        """Write checkpoint.pt; if that fails, the one before stays. Then merge what each process
-        cannot read. InputError if that is too much."""
+        """Write checkpoint.pt; if that fails, the one before stays. Then judge what was read."""
         began = time.perf_counter()
         if self.rank == 0:
             weights.checkpoint.save(self.out / "checkpoint.pt", model, step=self.done,
                                     optimizer=optimizer.state_dict(), settings=self.settings)
-        found, path = parallel.gather(self.unreadable), self.out / "unreadable.json"
-        self.told = {name: part[name] for part in found for name in part   # since then not read
-                     if name not in self.told or all(name in other for other in found)}
-        self.unreadable = dict(self.told)
-        if (self.told or path.exists()) and self.rank == 0:
-            write_json(path, self.told)
-        judged = {name: self.told[name] for name in self.told     # those of before: at the end
-                  if name not in self.before or self.done == self.updates}
-        require_readable(self.source, judged, self.max_unreadable, path)
         self.saved = time.perf_counter()
         self.period = min(SHARE * (self.saved - began), LAST_SAVE)
-
-    def end(self):
-        """Say that the run is complete, or end the program as Ctrl-C does."""
-        parallel.end()
-        path = self.out / "checkpoint.pt"
-        if self.done < self.updates:
-            raise KeyboardInterrupt(f"stopped; {path} is of update {self.done} of {self.updates}; "
-                                    "add --resume")
-        if self.rank == 0:
-            print(f"{path}: {self.updates} updates")
-
-
-class Metrics:
-    """Means over the videos since the last row of metrics.jsonl, of all processes."""
-
-    def __init__(self, names, device):
-        self.names, self.began = names, time.perf_counter()
-        self.sums = torch.zeros(len(names) + 2, device=device)         # and of videos and clips
-
-    def add(self, clips, **values):
-        """Add a slice of so many clips: {name: (B,), or no tensor if there is no such value}."""
-        for i, name in enumerate(self.names):
-            absent = not torch.is_tensor(values[name])
-            self.sums[i] += math.nan if absent else values[name].detach().sum()
-        self.sums[-2] += len(values["loss"])
-        self.sums[-1] += clips
-
-    def row(self, **given):
-        """Begin a new row -> {name: mean, or None without values}, what is given, clips_per_s."""
-        *sums, videos, clips = parallel.total(self.sums).tolist()              # waits for the GPU
-        seconds = time.perf_counter() - self.began
-        self.sums.zero_()
-        self.began += seconds
-        values = {name: None if math.isnan(value) or not videos else value / videos
-                  for name, value in zip(self.names, sums)}
-        return values | given | {"clips_per_s": clips / seconds}
-
+        self.judge_videos(ENOUGH)

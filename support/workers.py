@@ -1,22 +1,21 @@
 """How a batch is made: which items it has, and the worker processes that read them ahead."""
-import atexit
 import functools
 import multiprocessing
-import os
 import signal
-import tempfile
-import threading
-from pathlib import Path
+from collections import deque
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from data import ORDER, Read, Unreadable
-from support.errors import require
+from data import ORDER, LeftOut, Read, Unreadable
+from support.errors import InputError
 
-AHEAD = 2                 # items that a worker reads ahead; torch's default
+TRIES = 3                 # failures in a row after which a video is unreadable
+LOST = ("DataLoader worker (pid", "unable to allocate shared memory",      # what torch says of it
+        "unable to open shared memory")
 
 
 @functools.lru_cache(1)
@@ -34,6 +33,35 @@ def items(updates, count, batch, share, seed):
         yield from ((epoch, int(order[k * batch + place]), place) for place in share)
 
 
+class Attempts(Dataset):
+    """A dataset of which every item gives a Read. If an item (epoch, number, place in a batch) is
+    Unreadable TRIES times in a row, since network errors pass, its Read says why."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __getitem__(self, item):
+        for _ in range(TRIES):
+            try:
+                return share_memory(self.dataset[item])
+            except LeftOut as error:
+                reason, left_out = str(error), True
+                break
+            except Unreadable as error:
+                reason, left_out = str(error), False
+        return Read(self.dataset.name(item), item[2], failed=reason, left_out=left_out)
+
+
+def share_memory(read):
+    """A Read, whose tensors are in shared memory from now on if this is a worker. torch would move
+    them there later, in a thread whose errors are only printed, and all would wait for ever."""
+    if get_worker_info() is not None:
+        for value in read:
+            if torch.is_tensor(value):
+                value.share_memory_()
+    return read
+
+
 def ignore_signals(worker):
     """Signals that are sent to all processes of a job end no worker. The main process may still
     finish an update, and ends its workers afterwards."""
@@ -41,78 +69,89 @@ def ignore_signals(worker):
         signal.signal(number, signal.SIG_IGN)
 
 
-def kill(processes):
-    """End worker processes. They ignore SIGTERM, so Python would wait for them when it exits."""
-    for process in processes:
-        process.kill()
+@contextmanager
+def iterate(loader):
+    """Within it: an iterator over a DataLoader, whose workers are ended afterwards.
 
-
-class Watched(Dataset):
-    """A dataset whose workers say what they read: while one reads an item, a file of `folder` that
-    is named by its process id holds the item's name. What is Unreadable becomes a Read, too."""
-
-    def __init__(self, dataset, folder):
-        self.dataset, self.folder = dataset, folder
-
-    def __getitem__(self, item):
-        if get_worker_info() is None:
-            return self.read(item)
-        note = Path(self.folder, str(os.getpid()))
-        note.write_text(self.dataset.name(item), "utf-8")
-        read = self.read(item)
-        for tensor in filter(torch.is_tensor, read):   # torch's queue would wait forever if this
-            tensor.share_memory_()                     # failed
-        note.unlink()
-        return read
-
-    def read(self, item):
-        """The Read of an item."""
-        try:
-            return self.dataset[item]
-        except Unreadable as error:
-            return Read(self.dataset.name(item), item[2], failed=str(error))
-
-
-def read_ahead(dataset, items, workers, size=0, held=1, pin=False):
-    """Yield the data.Read of each item, in order, read ahead by worker processes (0: none).
-    InputError if one is killed, or if shared memory is too small.
-
-    dataset: gives a Read for an item (epoch, number, place in a batch), or raises Unreadable; has
-    name(item), too. size: most bytes of one item's tensors; held: most items that the
-    caller keeps at once. pin: whether tensors go to pinned memory, from which a GPU copies without
-    waiting.
+    torch lets them finish an item, for some seconds; one that still reads then is killed. They
+    ignore SIGTERM, by which Python itself ends them when it exits: it would wait for ever.
     """
-    before = {*multiprocessing.active_children()}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        loader = DataLoader(Watched(dataset, folder), batch_size=None, sampler=items,
-                            num_workers=workers, pin_memory=pin, worker_init_fn=ignore_signals,
-                            collate_fn=nn.Identity())      # NumPy's arrays do not become tensors
+    reads, others, processes = None, set(multiprocessing.active_children()), set()
+    try:
         try:
             reads = iter(loader)
-            atexit.register(kill, {*multiprocessing.active_children()} - before)       # of a bug
-            if workers and os.name == "posix" and threading.current_thread() is (
-                    threading.main_thread()):      # torch's handler would raise outside of reads
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            yield from reads
-        except (RuntimeError, ConnectionError, EOFError) as error:     # the latter amid an item
-            readers = {*multiprocessing.active_children()} - before
-            for process in readers:
-                process.join(0.2)                      # one that was killed may be ending
-            alive = {str(process.pid) for process in readers if process.is_alive()}
-            kill(readers)
-            names = [note.read_text("utf-8") for note in Path(folder).iterdir()
-                     if note.name not in alive]
-            reading = "".join(f", while it read {name} (leave it out with --skip {name})"
-                              for name in names)
-            told = "DataLoader worker (pid" in str(error) or "shared memory" in str(error)
-            need = (AHEAD * workers + held) * size * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-            require(not told and not names, "a worker process was killed, or could not hand over "
-                    f"what it read{reading}; --workers {workers}: what they read ahead needs up to "
-                    f"{need / 2 ** 30:.2g} GiB of shared memory; give more (Docker: --shm-size), "
-                    "or fewer --workers")
+        finally:                                       # also if Ctrl-C comes between two of them
+            processes = set(multiprocessing.active_children()) - others
+        yield reads
+    finally:
+        try:
+            if reads is not None and loader.num_workers > 0:
+                reads._shutdown_workers()
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def what_was_lost(error):
+    """What torch says of a worker that died, or of too little shared memory, as one line; "" if an
+    error is another."""
+    text = " ".join(str(error).split())
+    for part in LOST:
+        if part in text:
+            return text[text.rindex(part):].removesuffix(" )").rstrip(". ")
+    if isinstance(error, (ConnectionError, EOFError)):
+        return f"DataLoader worker died while it handed over what it read ({type(error).__name__})"
+    return ""
+
+
+@contextmanager
+def read_ahead(dataset, items, workers, pin=False):
+    """Within it: an iterator over the Read of each item, in order. Worker processes (0: none) begin
+    to read at once, and none of them is left afterwards.
+
+    InputError if one dies, or cannot hand over what it read. torch tells so in the main thread, at
+    any time, also while nothing is read; so the whole loop belongs within it.
+
+    dataset: gives a Read for an item (epoch, number, place in a batch), or raises Unreadable; has
+    name(item), too. pin: whether tensors go to pinned memory, from which a GPU copies without
+    waiting.
+    """
+    asked = deque()                                    # items that were not given yet
+
+    def ask():
+        for item in items:
+            asked.append(item)
+            yield item
+
+    def give(reads):
+        for read in reads:
+            asked.popleft()
+            yield read
+
+    loader = DataLoader(Attempts(dataset), batch_size=None, sampler=ask(), num_workers=workers,
+                        collate_fn=nn.Identity(),      # NumPy's arrays do not become tensors
+                        pin_memory=pin, worker_init_fn=ignore_signals)
+    try:
+        with iterate(loader) as reads:
+            yield give(reads)
+    except (RuntimeError, OSError, EOFError) as error:
+        told = what_was_lost(error)
+        if workers == 0 or not told:
             raise
+        names = dict.fromkeys(dataset.name(item) for item in asked)
+        raise InputError(f"{told}; use fewer --workers than {workers}, or more shared memory "
+                         "(Docker: --shm-size); if a video that was being read is at fault, leave "
+                         f"it out: --skip {' '.join(names)}") from None
 
 
 def join(parts, device):
     """Tensors (C_k, ...), each copied from pinned memory without waiting, as one on the device."""
     return torch.cat([part.to(device, non_blocking=True) for part in parts])
+
+
+def send(tensor, device):
+    """A tensor on the device. A GPU copies it from pinned memory, so that nothing waits for it."""
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

@@ -2,7 +2,6 @@
 import functools
 import multiprocessing
 import os
-import signal
 
 import pytest
 import torch
@@ -14,14 +13,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""                # in bfloat16, numbers di
 torch.set_num_threads(1)                               # sums in the same order on every machine
 TINY = ("--toy-videos", "16", "--batch", "4", "--sgd-epochs", "0.75", "--epochs", "0.75",
         "--device", "cpu")                             # 3 updates of each stage
-
-
-@pytest.fixture(autouse=True)
-def signals():
-    """Signals end the tests, although a training leaves its handlers."""
-    yield
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -124,9 +124,9 @@ def test_memory_is_pinned_for_a_gpu_alone(trained, here, monkeypatch):
     """Catches: pinned memory, which needs the GPU's driver, under --device cpu."""
     pins = []
 
-    def note(dataset, items, workers, size=0, held=1, pin=False):
+    def note(dataset, items, workers, pin=False):
         pins.append(pin)
-        return read_ahead(dataset, items, workers, size, held)
+        return read_ahead(dataset, items, workers)
     for module in train, finetune, encode:
         monkeypatch.setattr(module, "read_ahead", note)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -2,6 +2,9 @@
 import multiprocessing
 import os
 import signal
+import stat
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,12 +15,21 @@ import train
 import weights
 from commands import ONE, broken_source, call, fails, read_json, rows_of, same_run
 from conftest import TINY, log_and_save_every
+from data import Read, Video
 from support import run
+from support.errors import InputError
+from support.write import write_json, write_text
 from toy import grammar
 from toy.source import ToySource
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)      # Windows has none
 LONG = "--toy-videos", "16", "--batch", "4", "--sgd-epochs", "1", "--epochs", "2"   # 12 updates
+OWN = {"checkpoint.pt", "config.json", "metrics.jsonl"}                # files of a run
+
+
+def names_in(folder):
+    """The names of all files in a folder."""
+    return {path.name for path in Path(folder).iterdir()}
 
 
 # --- Stopped and resumed ---
@@ -33,8 +45,8 @@ def whole(tmp_path_factory):
 
 def test_a_killed_run_resumes_bit_exactly_also_on_a_full_disk(here, capsys, forked, monkeypatch,
                                                               whole):
-    """Catches: draws that depend on the past, momenta lost; a row twice, or too late; a checkpoint
-    cut off, a part of a file left, a traceback."""
+    """Catches: draws that depend on the past, momenta lost; a row twice, or too late; a log that is
+    damaged, a checkpoint cut off, a part of a file left, a traceback."""
     log_and_save_every(2, monkeypatch)
     argv, rate = ("train.py", *LONG, "--out", "run", "--resume"), train.learning_rate
 
@@ -52,24 +64,38 @@ def test_a_killed_run_resumes_bit_exactly_also_on_a_full_disk(here, capsys, fork
         process.start()
         process.join(100)
     assert process.exitcode == -KILL
-    with open("run/metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write('{"step": 5}\n{"step": 6')          # killed while it wrote
+    with open("run/metrics.jsonl", "ab") as file:
+        file.write(b'{"step": 5}\n[1]\n\xff\n{"step": 4}\n{"step": 6')    # killed as it wrote
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", fill)
         assert "run/checkpoint.pt: cannot be written; is the disk full?" in fails(capsys, *argv)
     assert torch.load("run/checkpoint.pt", weights_only=True)["step"] == 4
-    assert len(list(Path("run").iterdir())) == 3
+    assert names_in("run") == OWN
     call(*argv)
     assert same_run("run", whole)
 
 
+def test_a_damaged_log_is_kept_up_to_where_it_is_whole(tmp_path):
+    """Catches: a traceback; rows after a damaged one, or of after the checkpoint; one cut off."""
+    good = b'{"step": 1}\n{"step": 2}\n'
+    for rest in (b"", b'{"step": 3}\n', b"[1]\n", b"{}\n", b'{"step": "1"}\n', b"\xff\n", b"\0\n",
+                 b'{"step": 2}', b"[" * 9999 + b"\n"):
+        Path(tmp_path, "log").write_bytes(good + rest)
+        assert run.rows_until(2, tmp_path / "log") == good
+    Path(tmp_path, "log").write_bytes(b"1\n" + good)
+    assert run.rows_until(2, tmp_path / "log") == b""
+
+
 def test_a_signal_saves_and_ends_the_run(here, monkeypatch, capsys, start_method, whole):
     """Catches: an update lost or cut in two; a worker that is left, or ends first and breaks the
-    update; another status; draws that depend on workers; one of the two signals passed over."""
+    update; another status; draws that depend on workers; one of the two signals passed over;
+    signals that stay caught, threads that stay limited."""
     log_and_save_every(2, monkeypatch)
     start_method("spawn")                              # such a worker has Python's own handlers
     monkeypatch.setattr(run, "FIRST_SAVE", 600.0)
     rate, sent = train.learning_rate, {1: signal.SIGTERM, 7: signal.SIGINT}
+    before = [signal.getsignal(number) for number in sent.values()]
+    threads = torch.get_num_threads()
 
     def interrupt(update, *stage):
         if update in sent:
@@ -77,17 +103,28 @@ def test_a_signal_saves_and_ends_the_run(here, monkeypatch, capsys, start_method
                 os.kill(process, sent[update])         # as torchrun and a terminal do
         return rate(update, *stage)
     for update in 2, 8:
+        torch.set_num_threads(3)
         with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
             patch.setattr(train, "learning_rate", interrupt)
             call("train.py", *LONG, "--out", "run", "--resume", "--workers", str(int(update == 2)))
         assert f"checkpoint.pt is of update {update} of 12; add --res" in capsys.readouterr().err
-    for process in multiprocessing.active_children():  # a busy machine takes its time
-        process.join(60)
-    assert not multiprocessing.active_children()
+        assert not multiprocessing.active_children() and torch.get_num_threads() == 3
+        assert [signal.getsignal(number) for number in sent.values()] == before
+    torch.set_num_threads(threads)
     call("train.py", *LONG, "--out", "run", "--resume")
     assert same_run("run", whole)
 
 
+def test_a_run_in_another_thread(here):
+    """Catches: an error since only the main thread may catch signals."""
+    argv = "train.py", *ONE, "--out", "run", "--workers", "1"
+    thread = threading.Thread(target=call, args=argv)
+    thread.start()
+    thread.join(100)
+    assert names_in("run") == OWN
+
+
+# --- The folder ---
 def test_a_run_is_not_mixed_with_another(trained, here, capsys):
     """Catches: a checkpoint overwritten, another run's settings taken; a run that cannot begin, or
     keeps rows of before its first checkpoint; a pool that was changed; data that moved refused."""
@@ -99,6 +136,7 @@ def test_a_run_is_not_mixed_with_another(trained, here, capsys):
         assert f"has {flag.replace('-', '_')} " in line and f"not {value}" in line
     assert weights.load(out).config.order == "mask" and len(rows_of(out)) == 6
     Path("new").mkdir()
+    Path("new/config.json").touch()                    # killed before its first checkpoint
     Path("new/metrics.jsonl").write_text('{"step": 1}\n')
     argv = "train.py", *ONE, "--out", "new", "--resume", "--phrases"
     for name in "a.txt", "b.txt":
@@ -109,33 +147,91 @@ def test_a_run_is_not_mixed_with_another(trained, here, capsys):
     assert "has list of phrases 60 (sha256" in fails(capsys, *argv, "b.txt")
 
 
-def test_a_folder_is_taken_from_the_first_second(here, capsys, monkeypatch):
-    """Catches: two runs that write one folder, until the first of them has saved."""
-    set_up, lines = train.set_up, []
+@pytest.mark.parametrize("name", [*run.WRITTEN, "checkpoint.pt.part", "events.out.tfevents.1.x.2"])
+def test_nobodys_files_are_touched(here, capsys, name):
+    """Catches: a file that the run did not write, overwritten, removed, or taken for one of a run;
+    also by a start that fails, and with --resume."""
+    Path("mine").mkdir()
+    Path("mine", name).write_text("{}")
+    for more in [], ["--resume"], ["--resume", "--phrases", "no.txt"]:
+        line = fails(capsys, "train.py", *ONE, "--out", "mine", *more)
+        assert f"holds {name}" in line and "another" in line
+        assert names_in("mine") == {name} and Path("mine", name).read_text() == "{}"
+
+
+def test_a_checkpoint_that_is_of_no_run_is_not_resumed(trained, here, capsys):
+    """Catches: a traceback, or a model that is overwritten."""
+    Path("run").mkdir()
+    Path("run/config.json").write_text((trained / "mask/config.json").read_text())
+    weights.save("run/checkpoint.pt", weights.load(trained / "mask"))
+    assert "is not of a run" in fails(capsys, "train.py", *TINY, "--out", "run", "--resume")
+    Path("file").touch()
+    assert "--out file: is no folder" in fails(capsys, "train.py", *ONE, "--out", "file")
+
+
+def test_the_faster_of_two_runs_has_the_folder(here, capsys, monkeypatch):
+    """Catches: two runs that write one folder; files of the faster one removed by the other."""
+    set_up = train.set_up
 
     def meanwhile(*args):
-        if not lines:
-            lines.append(fails(capsys, "train.py", *ONE, "--out", "run"))
+        monkeypatch.setattr(train, "set_up", set_up)
+        call("train.py", *ONE, "--out", "run")
         return set_up(*args)
     monkeypatch.setattr(train, "set_up", meanwhile)
-    call("train.py", *ONE, "--out", "run")
-    assert "--out run: holds a run" in lines[0] and "--resume" in lines[0]
-    assert len(rows_of("run")) == 1 and len(list(Path("run").iterdir())) == 3
+    line = fails(capsys, "train.py", *ONE, "--out", "run")
+    assert "--out run: holds config.json" in line and "--resume" in line
+    assert len(rows_of("run")) == 1 and names_in("run") == OWN
+    assert "holds config.json" in fails(capsys, "train.py", *ONE, "--out", "run")
 
 
-def test_a_start_that_fails_leaves_nothing(here, capsys):
+def test_a_start_that_fails_leaves_nothing(here, capsys, monkeypatch):
     """Catches: a folder that refuses the next start; files of somebody else's removed."""
     Path("mine").mkdir()
     Path("mine/notes.txt").touch()
+
+    def broken(*args):
+        raise OSError("the disk is full")
+
+    def interrupted(*args):
+        signal.raise_signal(signal.SIGTERM)            # is caught, once
+        signal.raise_signal(signal.SIGINT)
     for out in "new/run", "mine":
+        flags = "train.py", *ONE, "--out", out
         for flag, value, told in (("phrases", "no.txt", "no.txt"), ("init", "no.pt", "no.pt"),
                                   ("sgd-epochs", "0", "no update")):
-            assert told in fails(capsys, "train.py", *ONE, f"--{flag}", value, "--out", out)
+            assert told in fails(capsys, *flags, f"--{flag}", value)
             assert [path.name for path in here.rglob("*") if path.is_file()] == ["notes.txt"]
+        for module, name in ((run, "rows_until"), (run, "Metrics"), (train, "objective")):
+            with monkeypatch.context() as patch:       # amid the claim, after it, in an update
+                patch.setattr(module, name, broken)
+                assert "the disk is full" in fails(capsys, *flags)
+            assert [path.name for path in here.rglob("*") if path.is_file()] == ["notes.txt"]
+        with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
+            patch.setattr(train, "objective", interrupted)
+            call(*flags)
+        assert not Path("new/run").exists() and names_in("mine") == {"notes.txt"}
+    for name in "config.json", "metrics.jsonl":        # killed before its first checkpoint
+        Path("mine", name).touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "objective", broken)
+        assert "the disk is full" in fails(capsys, *flags, "--resume")
+    assert names_in("mine") == {"config.json", "metrics.jsonl", "notes.txt"}
+    call(*flags, "--resume")
+    assert names_in("mine") == {*OWN, "notes.txt"}
     assert "no.pt" in fails(capsys, "train.py", "--stage", "finetune", "--init", "no.pt")
-    assert not [*Path("runs").glob("*/*")]
+    assert not Path("runs").exists()
 
 
+def test_sigterm_before_the_run_begins_leaves_nothing(here, forked, monkeypatch):
+    """Catches: a folder that refuses the next start, since the signal came too early."""
+    monkeypatch.setattr(train, "set_up", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
+    process = multiprocessing.Process(target=call, args=("train.py", *ONE, "--out", "run"))
+    process.start()
+    process.join(100)
+    assert process.exitcode == -signal.SIGTERM and not Path("run").exists()
+
+
+# --- What it writes ---
 def test_a_run_saves_after_a_minute_and_then_for_a_hundredth_of_the_time(tmp_path, monkeypatch):
     """Catches: a long first wait, more than ten minutes that a kill loses; a large model, of which
     saving takes a minute, saved all the time; the period counted from the start."""
@@ -148,12 +244,33 @@ def test_a_run_saves_after_a_minute_and_then_for_a_hundredth_of_the_time(tmp_pat
     monkeypatch.setattr(weights.checkpoint, "save", save)
     args = train.parse(["--out", f"{tmp_path}/run"])
     args.log_every, optimizer = 1, torch.optim.SGD(model.parameters())
-    with run.Run(args) as folder:
-        folder.start("", ToySource("train", range(2), 4), 1000, 10, ["loss"], "cpu")
+    one, source = run.Run(args), ToySource("train", range(2), 4)
+    with pytest.raises(KeyboardInterrupt), one.begin("", source, 1000, 10, ["loss"], "cpu"):
+        one.readable([Read("train_00000", 0)])
         for update, wait in enumerate([59, 2, 198, 3, 599, 2], start=1):
             clock[0] += wait
-            assert not folder.after(update, torch.ones(()), model, optimizer)
+            assert not one.after(update, torch.ones(()), model, optimizer)
     assert saved == [2, 4, 6]
+
+
+def test_tensorboard_has_the_metrics_or_is_missed_at_once(here, capsys, monkeypatch):
+    """Catches: another number, step or folder; rows that a resumed run makes again; a traceback, a
+    folder that is claimed; another run since one looks at it."""
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tensorboard", None)
+        patch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+        line = fails(capsys, "train.py", *ONE, "--out", "none", "--tensorboard")
+    assert "pip install tensorboard" in line and not Path("none").exists()
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    call("train.py", *TINY, "--out", "run", "--order", "none", "--tensorboard")
+    call("train.py", *TINY, "--out", "run", "--order", "none", "--resume")
+    events = EventAccumulator("run").Reload()
+    rows = rows_of("run")
+    assert len(rows) == 6 and "mse" not in events.Tags()["scalars"]
+    for name in "loss", "match", "lr":
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        assert found == [(row["step"], pytest.approx(row[name])) for row in rows]
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(here, capsys, monkeypatch):
@@ -171,37 +288,101 @@ def test_a_loss_that_is_not_finite_ends_the_run(here, capsys, monkeypatch):
     assert all(value.isfinite().all() for value in content["model"].values())
 
 
+def test_files_are_written_through_links_and_into_pipes(tmp_path):
+    """Catches: a link that becomes a file; a pipe that is replaced; a part of a file left, or the
+    old one lost, if writing fails."""
+    Path(tmp_path, "other").mkdir()
+    target, link, new = (tmp_path / name for name in ("other/a.json", "link", "new"))
+    target.write_text("old")
+    link.symlink_to(target)
+    new.symlink_to(tmp_path / "other/b.json")          # which is not there yet
+    write_json(link, [1])
+    write_json(new, [2])
+    assert link.is_symlink() and new.is_symlink()
+    assert read_json(target) == [1] and read_json(tmp_path / "other/b.json") == [2]
+    with pytest.raises(FloatingPointError):
+        write_json(link, [float("nan")])
+    assert read_json(target) == [1] and names_in(target.parent) == {"a.json", "b.json"}
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("there are no such pipes here")
+    os.mkfifo(tmp_path / "pipe")
+    link.unlink()
+    link.symlink_to(tmp_path / "pipe")
+    for path in tmp_path / "pipe", link:
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        write_text(path, "text")
+        assert os.read(reader, 99) == b"text"
+        os.close(reader)
+        assert stat.S_ISFIFO(path.stat().st_mode) and link.is_symlink()
+
+
 # --- Videos that cannot be read ---
-def test_unreadable_videos_are_counted_and_named(here, capsys, monkeypatch):
-    """Catches: a video that ends the run, or is not named; one that is readable again, counted."""
-    flags = "train.py", *ONE, "--batch", "3", "--sgd-epochs", "2", "--resume", "--max-unreadable"
+def test_unreadable_videos_are_named_once_and_judged_after_a_save(here, capsys, monkeypatch):
+    """Catches: a video that ends the run, is not named, or named in every epoch; a run that ends
+    without a save; one that cannot be continued."""
+    flags = "train.py", *ONE, "--batch", "3", "--sgd-epochs", "3", "--resume", "--max-unreadable"
     with monkeypatch.context() as patch:
         broken_source(patch, lambda name: name == "train_00000")
         call(*flags, "0.17", "--out", "one")
-        assert "unreadable: train_00000: cut off" in capsys.readouterr().out
+        assert capsys.readouterr().out.count("unreadable: train_00000: cut off") == 1
         line = fails(capsys, *flags, "0.15", "--out", "two")
-    assert "1 of 6 videos are unreadable" in line and "two/unreadable.json; repair or" in line
-    assert read_json("two/unreadable.json") == {"train_00000": "cut off"}
-    assert torch.load("two/checkpoint.pt", weights_only=True)["step"] < 4
-    call(*flags, "0", "--out", "two")
-    assert rows_of("two")[-1]["step"] == rows_of("one")[-1]["step"] == 4
-    failures = ["train_00000"]                         # once: its disk is there again
-    broken_source(monkeypatch, lambda name: name in failures and not failures.remove(name))
-    call(*flags, "0.17", "--out", "three")
-    assert not failures and read_json("three/unreadable.json") == {}
+    assert "1 of 6 videos are unreadable" in line and "two/unreadable.txt; repair or" in line
+    for out in "one", "two":
+        assert Path(out, "unreadable.txt").read_text() == "train_00000\tcut off\n"
+    assert 2 <= torch.load("two/checkpoint.pt", weights_only=True)["step"] < 6
+    call(*flags, "0", "--out", "two")                  # its disk is there again
+    assert rows_of("two")[-1]["step"] == rows_of("one")[-1]["step"] == 6
 
 
-def test_unreadable_videos_are_not_forgotten_at_a_stop(here, capsys, monkeypatch):
-    """Catches: a run stopped and resumed that passes with more unreadable videos than one that was
-    not; a run whose videos are there again, ended for those of before."""
-    flags = "train.py", *ONE, "--sgd-epochs", "3", "--resume", "--out", "run", "--max-unreadable"
-    with monkeypatch.context() as patch:
-        broken_source(patch, lambda name: name == "train_00000")
-        assert "1 of 6 videos" in fails(capsys, *flags, "0")
-        assert read_json("run/unreadable.json") == {"train_00000": "cut off"}
-        assert "1 of 6 videos" in fails(capsys, *flags, "0.1")
-    call(*flags, "0")
-    assert read_json("run/unreadable.json") == {}
+def judge(tmp_path, reads, videos=100, share=0.05, left_out=()):
+    """Whether a run ends that read these videos: {number: outcome}, in turn."""
+    out = tmp_path / str(len(names_in(tmp_path)))
+    args = train.parse(["--out", str(out), "--max-unreadable", str(share)])
+    names = [Video(f"v{i}") for i in range(videos)]
+    source = SimpleNamespace(videos=names, listed=names, left_out={
+        f"v{i}": ("skipped", "") for i in left_out})
+    one, model = run.Run(args), torch.nn.Linear(1, 1)
+    optimizer, told = torch.optim.SGD(model.parameters()), ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights.checkpoint, "save", lambda *args, **more: None)
+        try:
+            with one.begin("", source, 1, 1, ["loss"], "cpu"):
+                for i, outcome in reads:
+                    failed = None if outcome == "read" else "cut\noff"
+                    one.readable([Read(f"v{i}", 0, failed=failed, left_out=outcome == "left")])
+                    if not failed:
+                        one.metrics.add(1, loss=torch.ones(1))
+                one.after(1, torch.ones(()), model, optimizer)
+        except InputError as error:
+            told = str(error)
+    path = out / "unreadable.txt"
+    return told, path.read_text().splitlines() if path.exists() else []
+
+
+def test_too_many_are_a_share_of_those_that_were_tried(tmp_path):
+    """Catches: the share of a few, or of all that are listed; one that was read later counted; a
+    video of --skip, or a silent one, that counts as tried or as a failure, or is not named; a line
+    of unreadable.txt that belongs to no video."""
+    good = [(i, "read") for i in range(19)]
+    bad = [(90, "bad"), (91, "bad")]
+    assert "2 of 21 videos are unreadable, more than" in judge(tmp_path, good + bad)[0]
+    assert judge(tmp_path, good[:17] + bad)[0] == ""                      # 19 were tried
+    assert "2 of 6 videos" in judge(tmp_path, [*good[:4], (4, "bad"), (5, "bad")], videos=6)[0]
+    told, named = judge(tmp_path, good + bad + [(90, "read"), (90, "read")])
+    assert told == "" and named == ["v90\tcut off", "v91\tcut off"]
+    silent = [(i, "left") for i in range(50, 60)]
+    told, named = judge(tmp_path, good[:17] + bad + silent)
+    assert told == "" and len(named) == 12
+    told, named = judge(tmp_path, good + bad + silent, left_out=range(50, 60))
+    assert "2 of 21" in told and len(named) == 2
+    assert judge(tmp_path, good + silent, share=0.0)[0] == ""
+
+
+def test_all_processes_end_if_one_cannot_read(tmp_path, monkeypatch):
+    """Catches: processes that wait for ever for one that has ended."""
+    monkeypatch.setattr(run.parallel, "any_of", lambda *flags: [len(flags) == 1] * len(flags))
+    told, _ = judge(tmp_path, [(0, "read")])
+    assert told.startswith("another process could not read too many videos")
 
 
 def test_a_run_that_reads_nothing_is_none(here, capsys, monkeypatch):
@@ -209,15 +390,8 @@ def test_a_run_that_reads_nothing_is_none(here, capsys, monkeypatch):
     that is not there, or no name of one, as a traceback."""
     with monkeypatch.context() as patch:
         broken_source(patch, lambda name: True)
-        assert "6 of 6 videos are unreadable" in fails(capsys, "train.py", *ONE, "--out", "run")
-    assert not [*Path("run").iterdir()]
+        assert "3 of 3 videos are unreadable" in fails(capsys, "train.py", *ONE, "--batch", "3",
+                                                       "--out", "run")
+    assert not Path("run").exists()
     for name in "foo", *([] if torch.cuda.is_available() else ["cuda"]):
         assert f"--device {name}: " in fails(capsys, "train.py", *ONE, "--device", name)
-
-
-def test_sigterm_before_the_first_update_leaves_nothing(here, monkeypatch):
-    """Catches: a folder that refuses the next start, since the signal came too early."""
-    monkeypatch.setattr(train, "set_up", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(SystemExit):
-        call("train.py", *ONE, "--out", "run")
-    assert not [*Path("run").iterdir()]

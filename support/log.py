@@ -1,0 +1,60 @@
+"""The log of a run: means since the last row, rows of metrics.jsonl, TensorBoard's events."""
+import json
+import math
+import time
+
+import torch
+
+from support import parallel
+from support.errors import InputError
+
+
+class Metrics:
+    """Means over the videos since the last row of metrics.jsonl, of all processes."""
+
+    def __init__(self, names, device):
+        self.names, self.began = names, time.perf_counter()
+        self.sums = torch.zeros(len(names) + 2, device=device)         # and of videos and clips
+
+    def add(self, clips, **values):
+        """Add a slice of so many clips: {name: (B,), or no tensor if there is no such value}."""
+        for i, name in enumerate(self.names):
+            absent = not torch.is_tensor(values[name])
+            self.sums[i] += math.nan if absent else values[name].detach().sum()
+        self.sums[-2] += len(values["loss"])
+        self.sums[-1] += clips
+
+    def row(self, **given):
+        """Begin a new row -> {name: mean, or None without values}, what is given, clips_per_s."""
+        *sums, videos, clips = parallel.total(self.sums).tolist()              # waits for the GPU
+        seconds = time.perf_counter() - self.began
+        self.sums.zero_()
+        self.began += seconds
+        values = {name: None if math.isnan(value) or not videos else value / videos
+                  for name, value in zip(self.names, sums)}
+        return values | given | {"clips_per_s": clips / seconds}
+
+
+def rows_until(update, path):
+    """The lines (bytes) of metrics.jsonl up to those of an update. The first that is no whole row,
+    since it was being written or is damaged, ends them."""
+    rows = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            whole = line.endswith(b"\n") and json.loads(line)["step"] <= update
+        except (ValueError, TypeError, LookupError, RecursionError):
+            whole = False
+        if not whole:
+            break
+        rows.append(line)
+    return b"".join(rows)
+
+
+def open_tensorboard():
+    """torch's SummaryWriter, a class. InputError without TensorBoard."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError("--tensorboard: TensorBoard is not installed: pip install tensorboard"
+                         ) from None
+    return SummaryWriter
