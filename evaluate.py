@@ -409,13 +409,12 @@ def evaluate(args):
             print("forecasts observe clips as far apart as in training; the paper's: --history "
                   "paper")
     examples, listed, unreadable = examples_of(task, source, spacing, args.min_steps)
-    require_readable(source, unreadable, args.max_unreadable)
+    require_readable(unreadable, len(source.videos), args.max_unreadable)
     require(examples, f"no {args.split} video has {args.min_steps} steps, or one to {args.task}")
 
     # 2. Their clips through f; if the task forecasts, through h, from zero noise and from samples.
     x, n, seen, examples, failed = encode_examples(model, teacher, source, examples, args)
     unreadable |= failed
-    require_readable(source, unreadable, args.max_unreadable)
     labels, zero_noise, samples = None, None, []
     if task.needs:
         labels = torch.tensor([example.label for example in examples])
