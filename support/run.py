@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm, trange
 
-import weights.checkpoint
-from support import parallel
+from support import parallel, tensors
 from support.errors import InputError, require, require_readable
 from support.write import write_atomically, write_json
 
@@ -66,7 +65,7 @@ class Run:
                 raise InputError(f"--out {self.out}: holds a run; continue it with --resume, or "
                                  "choose another folder") from None
         if self.resumed and checkpoint.exists():
-            self.checkpoint = weights.checkpoint.read(self.out)
+            self.checkpoint = tensors.read(self.out)
             with suppress(FileNotFoundError):
                 self.told = json.loads((self.out / "unreadable.json").read_text("utf-8"))
             self.unreadable, self.before = dict(self.told), {*self.told}
@@ -174,8 +173,8 @@ class Run:
         cannot read. InputError if that is too much."""
         began = time.perf_counter()
         if self.rank == 0:
-            weights.checkpoint.save(self.out / "checkpoint.pt", model, step=self.done,
-                                    optimizer=optimizer.state_dict(), settings=self.settings)
+            tensors.save(self.out / "checkpoint.pt", model, step=self.done,
+                         optimizer=optimizer.state_dict(), settings=self.settings)
         found, path = parallel.gather(self.unreadable), self.out / "unreadable.json"
         self.told = {name: part[name] for part in found for name in part   # since then not read
                      if name not in self.told or all(name in other for other in found)}

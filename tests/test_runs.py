@@ -12,7 +12,7 @@ import train
 import weights
 from commands import ONE, broken_source, call, fails, read_json, rows_of, same_run
 from conftest import TINY, log_and_save_every
-from support import run
+from support import run, tensors
 from toy import grammar
 from toy.source import ToySource
 
@@ -145,7 +145,7 @@ def test_a_run_saves_after_a_minute_and_then_for_a_hundredth_of_the_time(tmp_pat
     def save(*args, step, **more):
         saved.append(step)
         clock[0] += 2.0 if len(saved) == 1 else 30.0   # that this takes
-    monkeypatch.setattr(weights.checkpoint, "save", save)
+    monkeypatch.setattr(tensors, "save", save)
     args = train.parse(["--out", f"{tmp_path}/run"])
     args.log_every, optimizer = 1, torch.optim.SGD(model.parameters())
     with run.Run(args) as folder:

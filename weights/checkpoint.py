@@ -1,20 +1,17 @@
 """Checkpoints, ours and published: as models in eval mode, and as the start of a new model."""
 import math
 import re
-from dataclasses import asdict
-from pathlib import Path
 from textwrap import shorten
 
 import timm
 import torch
-from safetensors.torch import load_file
 from torch.nn import functional
 
 from denoiser import Denoiser, MaskedDenoiser
 from encoder import TimeSformer
 from model import Config, ProcedureModel
 from support.errors import InputError, require
-from support.write import write_atomically
+from support.tensors import read as read, save as save
 from weights.adapter import Adapter, TeacherFeatures
 from weights.mvit import MViT
 from weights.names import convert_released, tensors_of
@@ -48,33 +45,6 @@ def rebuild(content):
     model.load_state_dict(content["model"])
     model.settings = settings
     return model
-
-
-def save(path, model, **more):
-    """Write a model for `load`, with its settings and `more` (tensors and plain types). If writing
-    fails, the file before stays."""
-    content = {"config": asdict(model.config), "model": model.state_dict(),
-               "settings": model.settings, **more}
-    try:
-        write_atomically(path, lambda file: torch.save(content, file))
-    except RuntimeError as error:              # what torch makes of a full disk
-        raise OSError(f"{path}: cannot be written; is the disk full? ({error})") from None
-
-
-def read(path):
-    """The content (dict) of a run folder, torch file or safetensors; InputError if it has none."""
-    path = Path(path, "checkpoint.pt") if Path(path).is_dir() else Path(path)
-    require(path.is_file(), f"{path}: no such checkpoint; `python train.py` makes one")
-    try:
-        if path.suffix == ".safetensors":      # torch 2.11 does not load them
-            return load_file(path)
-        return dict(torch.load(path, map_location="cpu", weights_only=True))
-    except PermissionError:
-        raise
-    except Exception as error:                 # torch documents no class for what it cannot load
-        raise InputError(f"{path}: is no checkpoint, is cut off, or holds code, which is never "
-                         "run; get it again, or save its state_dict alone "
-                         f"({type(error).__name__})") from None
 
 
 def load(path):
