@@ -13,9 +13,8 @@ from tqdm import tqdm
 from data import ITEM, Read
 from model import encode_parts
 from support.arguments import mixed_precision
-from support.errors import require_readable
+from support.errors import require, require_readable
 from support.workers import join, read_ahead
-from weights.adapter import TeacherFeatures
 
 WINDOWS = 64                  # that are read at once
 
@@ -48,6 +47,8 @@ def encode_examples(model, teacher, source, examples, args):
     could be read; {id: reason} of the others' videos. InputError if those are too many. args: those
     of `add_run_flags`."""
     x, seen, readable, unreadable, device = [], [], [], {}, model.phrases.device
+    is_teacher = model.config.encoder["kind"] == "teacher"             # in place of f
+    require(teacher or not is_teacher, f"{model.path}: has the teacher in place of f; give --clip")
     f, N = model.encoder, max(len(example.windows) for example in examples)
     pixels = f.image ** 2 + (teacher.size ** 2 if teacher else 0)
     count = max(WINDOWS // N, 1)                           # examples that are read at once
@@ -66,7 +67,7 @@ def encode_examples(model, teacher, source, examples, args):
         if teacher:
             features = teacher.encode_clips(join([read.seen for read in part], device)).to(device)
             seen += features.split(n)
-        if isinstance(f, TeacherFeatures):
+        if is_teacher:
             x += f(features).split(n)
         else:
             clips = join([read.clips for read in part], device)
