@@ -42,8 +42,8 @@ def main(videos, peak):
         print(f"temporal attention, {name}: {1000 * took:.2f} ms")
     clip = open_clip.create_model("ViT-B-16-quickgelu", pretrained=None)
     teacher, texts = Teacher(clip, None, .45, .25, GPU), torch.randn(9871, 512)
-    config = Config(sizes_of("timesformer", "base"), SIZES["base"]["denoiser"], "diffusion", .02, scale_of(512),
-                    noise_levels(512).tolist(), (.45, .225))
+    config = Config(sizes_of("timesformer", "base"), SIZES["base"]["denoiser"], "diffusion", .02,
+                    scale_of(512), noise_levels(512).tolist(), (.45, .225))
     model = build(config, texts).to(GPU).train()
     optimizer = torch.optim.AdamW(model.parameters(), 5e-5, fused=True)
     clips = torch.randint(256, (videos, 9, 8, 3, 224, 224), dtype=torch.uint8, device=GPU)

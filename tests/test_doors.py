@@ -110,8 +110,8 @@ def test_an_encoder_is_a_class_and_a_line(own_f):
     """Pre-trained, started from, fine-tuned and evaluated. Catches: a name, a size or what is read
     that is fixed outside of the table; statistics of a BatchNorm that are lost on the way from one
     to the next, or changed where f must stay as it is; a model that only blocks make."""
-    call("train.py", *ONE, "--epochs", "3", "--encoder", "own", "--set", "encoder.width=24", "--out",
-         "run")
+    call("train.py", *ONE, "--epochs", "3", "--encoder", "own", "--set", "encoder.width=24",
+         "--out", "run")
     run = weights.load("run")
     norm, clips = run.encoder.norm, torch.randint(256, (3, 4, 3, 32, 32), dtype=torch.uint8)
     assert norm.num_batches_tracked > 1 and norm.running_mean.abs().min() > 0
