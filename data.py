@@ -3,7 +3,8 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3, Sec. 4 and appendix B.
 
 A `Source` is the interface to a data set: videos, what is said in them, and their clips. All else
-here is built on it: nine narrated clips for pre-training, windows and labels for the tasks.
+here is built on it: nine narrated clips for pre-training, windows and labels for the tasks. An
+`Encoder` is what f must be.
 Times are in seconds; rng is a numpy Generator. A video has n windows. C clips have F frames each.
 """
 from typing import NamedTuple, Protocol
@@ -12,7 +13,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-CLIPS = 9                     # N: clips of a video that h reads, the missing one included
+from diffusion import CLIPS
+
 HISTORY_CLIPS = CLIPS - 1     # clips of a history, at most
 HISTORY = 68.0                # s of video that a forecast observes in the paper
 CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; as in the release
@@ -45,6 +47,30 @@ class Pictures(NamedTuple):
     size: int                          # side of a picture, pixels; 0: features
     frames: int                        # F
     seconds: float | None = None       # only the middle of the window; None: all
+
+
+class Encoder(Protocol):
+    """What f must be: an nn.Module of one line of weights/encoders.py, which also says its sizes.
+
+    It is made as Class(dim=D, ...) with the sizes of its line; all its arguments have defaults. If
+    it reads pictures, `image` and `frames` are among them, by these names. One that reads features
+    has an argument and an attribute `features`: F, how many numbers a clip has. When a model is
+    made, f is asked for one clip, to see that it is as described here.
+    """
+    image: int                         # side of the pictures it reads, pixels; 0: it reads features
+    frames: int                        # F of a clip; 0: it reads features
+    seconds: float | None              # it reads only the middle of a window; None: all of it
+
+    def __call__(self, clips):
+        """Clips (B, 3, F, H, W) float, normalized, or features (B, F) -> (B, D) float, length 1.
+
+        Length 1 within float32's rounding, also under autocast: normalize in the type of the clips.
+        """
+
+
+def pictures_of(encoder):
+    """What an Encoder reads of a window: Pictures."""
+    return Pictures(encoder.image, encoder.frames, encoder.seconds)
 
 
 class Unreadable(ValueError):

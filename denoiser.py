@@ -25,7 +25,7 @@ import torch
 from open_clip.transformer import QuickGELU, Transformer
 from torch import nn
 
-NOISIEST = 3              # level T - 1, of T = 4
+from diffusion import CLIPS, LEVELS
 
 
 def sinusoids(t, width):
@@ -43,12 +43,13 @@ class Denoiser(nn.Module):
         dim:     D, width of an embedding and of a token; a multiple of heads and of 8, at least 16.
         layers, heads: of the Transformer; the paper has 4 layers.
         clips:   the most clips a row can have, the missing one included; the paper's 9.
+        levels:  T, of which the mask takes the noisiest; the paper's 4.
         dropout: share of the tokens' values that are set to zero in training.
     """
 
-    def __init__(self, dim=512, layers=4, heads=8, clips=9, dropout=0.0):
+    def __init__(self, dim=512, layers=4, heads=8, clips=CLIPS, levels=LEVELS, dropout=0.0):
         super().__init__()
-        self.heads = heads
+        self.heads, self.levels = heads, levels
         self.role = nn.Embedding(2, dim)                                # 0 = observed, 1 = missing
         self.position = nn.Embedding(clips, dim)
         self.level = nn.Sequential(nn.Linear(dim // 4, dim), nn.GELU(), nn.Linear(dim, dim))
@@ -78,4 +79,5 @@ class MaskedDenoiser(Denoiser):
 
     def forward(self, zt, z, observed, j, t):
         """As in Denoiser."""
-        return super().forward(torch.zeros_like(zt), z, observed, j, torch.full_like(t, NOISIEST))
+        noisiest = torch.full_like(t, self.levels - 1)
+        return super().forward(torch.zeros_like(zt), z, observed, j, noisiest)

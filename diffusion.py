@@ -13,7 +13,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (
     h              h           module      (zt, z, observed, j, t) -> z_hat (Eq. 5): denoiser.py
     x_hat_j^0      z_hat       (B, D)      what h predicts, scaled
     -              noise       (..., D)    standard normal; zeros for the approximate inference
-    B rows, each with one missing clip; T = 4 levels, D embedding.
+    B rows of N = 9 clips, one of them missing; T = 4 levels, D embedding.
 
 The paper leaves open how large an embedding is beside the noise, and the constants alpha_t. Both
 are set here, by `scale_of` and `noise_levels`; docs/differences.md shows their effect.
@@ -24,6 +24,8 @@ import math
 
 import torch
 
+CLIPS = 9                 # N: clips of a video that h reads, the missing one included
+LEVELS = 4                # T
 NOISE = 2.0, 0.3          # first and last of `noise_levels`; it can decide whether order teaches f
 
 
@@ -37,7 +39,7 @@ def scale_of(dim):
     return 2 * math.sqrt(dim)
 
 
-def noise_levels(dim, first=NOISE[0], last=NOISE[1], levels=4):
+def noise_levels(dim, first=NOISE[0], last=NOISE[1], levels=LEVELS):
     """The schedule: alpha_bar (T,), with signal-to-noise ratios that fall geometrically.
 
         sqrt(alpha_bar_t / (1 - alpha_bar_t)) = first / sqrt(D), ..., last / sqrt(D)
@@ -56,7 +58,7 @@ def noise_levels(dim, first=NOISE[0], last=NOISE[1], levels=4):
     return (ratio ** 2 / (1 + ratio ** 2)).float()
 
 
-def released_levels(levels=4):
+def released_levels(levels=LEVELS):
     """alpha_bar (T,) of the authors' code, for any D: alpha_t falls linearly over the levels."""
     return torch.linspace(1 - 1e-4, 1 - 0.02, levels).cumprod(0)
 

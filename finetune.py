@@ -46,6 +46,7 @@ from support.errors import require
 from support.run import Run, learning_rate
 from support.workers import epoch_order, items, join, read_ahead
 from weights.checkpoint import build, init_from
+from weights.encoders import sizes_of
 
 DROPOUT = 0.1             # of h's tokens
 TEACHER = Path("teacher")                          # of --init: its features in place of f's
@@ -86,8 +87,10 @@ def teacher_as_model(args, device):
     clip = args.clip or data.clip
     teacher = open_teacher(clip, args.clip_weights, device)
     D = teacher.encode_phrases([""]).shape[1]
-    config = Config({"kind": "teacher", "image": teacher.size, "frames": data.frames}, None, "none", data.tau, 1.0, [0.5],
-                    (0.0, 1.0), clip=clip, clip_weights=args.clip_weights)
+    encoder = sizes_of("teacher", data.size)               # as many frames as f reads
+    encoder["image"] = teacher.size
+    config = Config(encoder, None, "none", data.tau, 1.0, [0.5], (0.0, 1.0), clip=clip,
+                    clip_weights=args.clip_weights)
     return build(config, torch.zeros(1, D))
 
 

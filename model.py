@@ -14,16 +14,79 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
     B videos, N clips of each, Q noises, T levels, K phrases, D embedding, S classes.
 """
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 import losses
-from data import HISTORY_CLIPS
-from diffusion import sample
+from diffusion import CLIPS, sample
 
 PICTURES = 192            # of 224 x 224 pixels that f takes at once on a GPU of 24 GB, or elsewhere
+ORDERS = "diffusion", "mask", "none"   # h learns from the noised clip; from zeros; there is no h
+LARGEST = 2 ** 14         # of the numbers among the arguments of f and h, of either sign
+MOST = 1e6                # of other numbers; those that must be above 0 are at least 1 / MOST
+
+
+# --- What a Config may hold: a file can say anything ---
+def is_number(value, low, high):
+    """Whether a value is a number, and no bool, from `low` to `high`. NaN is not."""
+    is_kind = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_kind and low <= value <= high
+
+
+def is_positive(value):
+    """Whether a value is a number above 0, and not extreme."""
+    return is_number(value, 1 / MOST, MOST)
+
+
+def is_count(value):
+    """Whether a value is a whole number above 0."""
+    return isinstance(value, int) and is_positive(value)
+
+
+def is_share(value):
+    """Whether a value is a number between 0 and 1, both excluded."""
+    return is_number(value, 0, 1) and 0 < value < 1
+
+
+def is_text(value):
+    """Whether a value is a text."""
+    return isinstance(value, str)
+
+
+def is_plain(value):
+    """Whether a value can be an argument of f or h, or an item of one that is a list."""
+    if value is None or isinstance(value, (bool, str)):
+        return True
+    return is_number(value, -LARGEST, LARGEST)
+
+
+def is_list(values, is_good):
+    """Whether `values` is a list or a tuple, and is_good(item) of each of its items."""
+    return isinstance(values, (list, tuple)) and all(map(is_good, values))
+
+
+def are_arguments(sizes):
+    """Whether `sizes` can be arguments of f or h: {name: value, or list of values}."""
+    if not isinstance(sizes, dict) or not all(map(is_text, sizes)):
+        return False
+    return all(is_plain(value) or is_list(value, is_plain) for value in sizes.values())
+
+
+def are_levels(levels):
+    """Whether `levels` can be alpha_bar: at least one share, each below the one before."""
+    if not is_list(levels, is_share) or not levels:
+        return False
+    return all(now > then for now, then in pairwise(levels))
+
+
+def are_pixels(pair):
+    """Whether a pair can be (mean, std) of pixels."""
+    if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+        return False
+    return is_number(pair[0], -MOST, MOST) and is_positive(pair[1])
 
 
 @dataclass
@@ -31,11 +94,11 @@ class Config:
     """All that defines a model, except its weights: a checkpoint keeps all of it.
 
     weights/checkpoint.py:build makes the model. `encoder` and `denoiser` are the arguments of f,
-    with its "kind", and of h.
+    with its "kind", a name of weights/encoders.py, and of h.
     """
     encoder: dict
     denoiser: dict | None         # None if trained with matching only, unless `task` needs h
-    order: str                    # how h learned: "diffusion", "mask" or "none"
+    order: str                    # how h learned, one of ORDERS
     tau: float                    # temperature of Eq. 6, for clips, forecasts and soft targets
     scale: float                  # z = scale * x is what is noised: diffusion.py
     alpha_bar: list               # T floats, the noise schedule
@@ -52,6 +115,34 @@ class Config:
     clip_weights: str | None = None
     first_phrase: str | None = None        # a teacher fits if it embeds this text as phrases[0]
 
+    def check(self):
+        """Raise ValueError, with the name of a field, if its value is of another type or out of
+        bounds. weights/checkpoint.py asks before it makes a model."""
+        def need(name, good, what):
+            if not good:
+                value = str(getattr(self, name))[:80]
+                raise ValueError(f"config: {name} is {value}; {what} needed")
+
+        sizes = f"a dict of plain values, no number above {LARGEST}, is"
+        need("encoder", are_arguments(self.encoder) and "kind" in self.encoder, sizes)
+        need("denoiser", self.denoiser is None or are_arguments(self.denoiser), sizes)
+        need("order", self.order in ORDERS, f"one of {', '.join(ORDERS)} is")
+        number = f"a number from {1 / MOST:g} to {MOST:g} is"
+        need("tau", is_positive(self.tau), number)
+        need("scale", is_positive(self.scale), number)
+        need("alpha_bar", are_levels(self.alpha_bar), "numbers that fall, between 0 and 1, are")
+        need("pixels", are_pixels(self.pixels), "a mean, and a deviation above 0, are")
+        need("spacing", self.spacing is None or is_positive(self.spacing), number)
+        need("stride", is_count(self.stride), "a whole number above 0 is")
+        need("history", self.history in (None, "spaced", "paper"), "spaced or paper is")
+        need("hold_out", self.hold_out is None or is_share(self.hold_out), "a share below 1 is")
+        need("classes", is_list(self.classes, is_count), "a list of whole numbers above 0 is")
+        need("names", self.names is None or is_list(self.names, is_text), "a list of texts is")
+        for name in "task", "clip", "clip_weights", "first_phrase":
+            value = getattr(self, name)
+            need(name, value is None or is_text(value), "a text is")
+        need("classes", self.classes or self.task is None, "a number for each label set is")
+
 
 class ProcedureModel(nn.Module):
     """The pair of a video encoder f and a denoiser h, with the texts they were trained on.
@@ -59,7 +150,7 @@ class ProcedureModel(nn.Module):
     Args:
         config:   Config.
         phrases:  (K, D) float, embeddings of the phrase pool, of any length; (0, D) if unknown.
-        encoder:  f, a TimeSformer, MViT or Adapter.
+        encoder:  f, a data.Encoder: TimeSformer or another of weights/encoders.py.
         denoiser: h, a Denoiser or MaskedDenoiser; None as in the config.
     """
 
@@ -93,7 +184,9 @@ class ProcedureModel(nn.Module):
 
     def match(self, x, texts=None):
         """log p(y | x), Eq. 6, over the pool, or over other texts (K', D): (..., D) -> (..., K)."""
-        return losses.match(x, self.phrases if texts is None else texts, self.tau)
+        if texts is None:
+            texts = self.phrases
+        return losses.match(x, texts, self.tau)
 
     def forecast(self, x, observed, j, noise):
         """Predict the missing clip of each row, once per noise (Sec. 3.3).
@@ -103,10 +196,12 @@ class ProcedureModel(nn.Module):
                  normal, or zeros for the approximate inference.
         Returns: x_hat (B, Q, D), of any length.
         """
-        rows, Q = (self.scale * x, observed, j), noise.shape[1]
-        z, observed, j = (row.repeat_interleave(Q, 0) for row in rows)                 # B Q rows
-        z_hat = sample(self.denoiser, z, observed, j, noise.flatten(0, 1), self.alpha_bar)
-        return (z_hat / self.scale).unflatten(0, (-1, Q))
+        Q = noise.shape[1]
+        z = (self.scale * x).repeat_interleave(Q, 0)                           # (B Q, N, D)
+        seen = observed.repeat_interleave(Q, 0)                                # (B Q, N)
+        place = j.repeat_interleave(Q, 0)                                      # (B Q,)
+        z_hat = sample(self.denoiser, z, seen, place, noise.flatten(0, 1), self.alpha_bar)
+        return (z_hat / self.scale).unflatten(0, (-1, Q))                      # (B, Q, D)
 
     def forecast_next(self, x, noise, n=None):
         """`forecast` the clip that follows: x (B, N, D), noise (B, Q, D) -> x_hat (B, Q, D).
@@ -114,7 +209,8 @@ class ProcedureModel(nn.Module):
         n (B,) int64: how many of the N <= 8 clips a history has, the first ones; None: all.
         """
         B, N, D = x.shape
-        n = torch.full((B,), N, device=x.device) if n is None else n
+        if n is None:
+            n = torch.full((B,), N, device=x.device)
         observed = torch.arange(N + 1, device=x.device) < n[:, None]           # (B, N + 1)
         return self.forecast(torch.cat([x, x.new_zeros(B, 1, D)], 1), observed, n, noise)
 
@@ -128,11 +224,17 @@ class ProcedureModel(nn.Module):
 def clips_at_once(encoder, size=None, device=None):
     """How many clips f takes at once: `size`; 0: all; None: as many as hold PICTURES frames, on a
     GPU in proportion to its memory."""
-    memory = 24e9
+    if size == 0:
+        return 10 ** 9
+    if size is not None:
+        return size
+    memory = 24e9                                          # bytes
     if device is not None and device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
-    most = int(PICTURES * 224 ** 2 * memory / 24e9) // (encoder.frames * encoder.image ** 2 or 1)
-    return max(1, most) if size is None else size or 10 ** 9
+    pixels = encoder.frames * encoder.image ** 2           # of a clip
+    if pixels == 0:                                        # it reads features
+        pixels = 1
+    return max(1, int(PICTURES * 224 ** 2 * memory / 24e9) // pixels)
 
 
 def encode_parts(model, clips, size=None):
@@ -157,5 +259,5 @@ def sample_in_turn(model, x, texts, noise):
     for eps in noise.to(x.device):
         x_hat = model.forecast_next(x, eps[:, None])                           # (Q, 1, D)
         log_p.append(match_labels(model, x_hat[:, 0], texts))                  # (Q, S)
-        x = torch.cat([x, functional.normalize(x_hat, dim=-1)], 1)[:, -HISTORY_CLIPS:]
+        x = torch.cat([x, functional.normalize(x_hat, dim=-1)], 1)[:, -(CLIPS - 1):]
     return log_p[0], torch.stack(log_p, 1).argmax(-1)

@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 
 import weights
-from data import Video, history_windows
+from data import Video, history_windows, pictures_of
 from diffusion import expectation
 from files.features import FeatureSource, find_rows, require_widths
 from files.lists import clock, load_phrases, video_name
 from files.sources import VideoSource
-from files.video import pictures_of
 from model import encode_parts, sample_in_turn
 from sources import DATA, clip_of, history_of, open_teacher, require_world, warn_of_data
 from support import figures
@@ -63,6 +62,13 @@ def observe(source, model, at, left):
 
 
 # --- What comes next ---
+def require_finite(p, checkpoint):
+    """FloatingPointError if one of the probabilities p (..., S) is not finite."""
+    if not p.isfinite().all():
+        raise FloatingPointError(f"{checkpoint}: its forecast is not finite; its weights are too "
+                                 "large, or damaged")
+
+
 def rank_steps(names, **columns):
     """[{"step": name, column: number, ...}, ...] of columns (S,), sorted by the first column,
     largest first; ties by the next column, then as listed."""
@@ -117,6 +123,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
         with mixed_precision(device):
             x = encode_parts(model, clips, micro_batch)                        # x_i = f(v_i) (N, D)
         p = model.match(x, texts).exp().cpu()                                  # Eq. 6        (N, S)
+        require_finite(p, checkpoint)
         if model.denoiser is None:
             warnings.append("trained without order: it recognizes steps, but forecasts none")
         else:
@@ -124,6 +131,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
                                 generator=torch.Generator().manual_seed(seed))
             log_p, picks = sample_in_turn(model, x, texts, noise)
             mean = expectation(log_p[None].cpu())[0]                           # Eq. 11        (S,)
+            require_finite(mean, checkpoint)
             chosen = torch.bincount(picks[:, 0].cpu(), minlength=len(names))           # (S,)
             following = rank_steps(names, share=chosen.double() / samples, p=mean)
             futures = count_futures(picks, names)

@@ -28,31 +28,29 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 import finetune
-from data import CLIPS, NarratedVideos, Pictures, clip_distance
-from diffusion import NOISE, add_noise, noise_levels, released_levels, scale_of
+from data import NarratedVideos, clip_distance, pictures_of
+from diffusion import CLIPS, NOISE, add_noise, noise_levels, released_levels, scale_of
 from files.features import require_widths
 from files.lists import load_phrases
 from losses import agreement, cross_entropy, match, mse_loss
-from model import Config, clips_at_once
+from model import ORDERS, Config, clips_at_once
 from pseudo_labels import clip_features, soft_targets
 from sources import DATA, open_teacher, require_flags
 from support import errors, parallel
-from support.arguments import (Parser, add_narrated_flags, add_run_flags, compile_blocks,
-                               limit_threads, mixed_precision, noise_of, pick_device, positive)
+from support.arguments import (Parser, add_narrated_flags, add_run_flags, limit_threads,
+                               mixed_precision, noise_of, pick_device, positive)
+from support.compiler import compile_modules
 from support.errors import require
 from support.run import Run, learning_rate
 from support.workers import items, join, read_ahead, send
-from weights.checkpoint import DENOISERS, build, init_from, open_start, rebuild
+from weights import encoders
+from weights.checkpoint import build, init_from, open_start, rebuild
 
-SIZES = {                 # what --size implies: f, h, and how they are trained; a flag overrides it
-    "small": dict(timesformer=dict(image=32, patch=16, frames=4, width=64, depth=2, heads=2),
-                  mvit=dict(image=32, frames=4, seconds=None, width=16, heads=1, stages=(1, 1, 1),
-                            kv_stride=4), adapter={}, denoiser=dict(layers=4, heads=4),
-                  sgd_epochs=0.25, epochs=12, batch=8, lr=4e-3, log_every=20),
-    "base": dict(timesformer=dict(image=224, patch=16, frames=8, width=768, depth=12, heads=12),
-                 mvit=dict(image=224, frames=16, seconds=3.2), adapter=dict(width=2048),
-                 denoiser=dict(layers=4, heads=8),
-                 sgd_epochs=5, epochs=25, batch=128, lr=5e-5, log_every=1)}
+SIZES = {                 # what --size implies: h, and how f and h are trained; a flag overrides it
+    "small": dict(denoiser=dict(layers=4, heads=4), sgd_epochs=0.25, epochs=12, batch=8, lr=4e-3,
+                  log_every=20),
+    "base": dict(denoiser=dict(layers=4, heads=8), sgd_epochs=5, epochs=25, batch=128, lr=5e-5,
+                 log_every=1)}                         # f: weights/encoders.py
 TERMS = "loss", "xe", "mse", "mc", "match", "match_h"  # of metrics.jsonl
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
 
@@ -124,8 +122,8 @@ def make_optimizer(model, stage):
 def set_up(args, run, device):
     """The videos, their frozen teacher, and the model: f and h together."""
     # 1. The teacher and the phrase pool, the videos.
-    data, sizes = DATA[args.data], SIZES[args.size][args.encoder]
-    pictures = Pictures(sizes.get("image", 0), sizes.get("frames", 0), sizes.get("seconds"))
+    data, sizes = DATA[args.data], encoders.sizes_of(args.encoder, args.size, args.set)
+    pictures = pictures_of(encoders.make_encoder(sizes))   # f is made to ask it; below, to train it
     limit_threads(pictures.size, device)
     require_flags(args, data.narrated)
     require(data.fits(pictures.size), f"--data {args.data}: not what f reads; leave out --size and "
@@ -139,18 +137,20 @@ def set_up(args, run, device):
     run.require_list("videos", [video.name for video in source.videos])
     run.require_list("phrases", phrases)
     texts = teacher.encode_phrases(phrases)                                # (K, D)
-    if args.encoder == "adapter":
-        sizes = {**sizes, "features": require_widths(source, None, texts.shape[1])}
+    if not pictures.size:
+        sizes["features"] = require_widths(source, None, texts.shape[1])
 
     # 2. f and h.
     torch.manual_seed(args.seed)
     D = texts.shape[1]
     scale, levels = ((1.0, released_levels()) if args.noise == "release" else
                      (scale_of(D), noise_levels(D, *args.noise)))
-    h = SIZES[args.size]["denoiser"] if args.order != "none" else None
-    config = Config({"kind": args.encoder, **sizes}, h, args.order, args.tau, scale,
-                    levels.tolist(), source.pixels, clip_distance(source, args.stride), args.stride,
-                    clip=args.clip, clip_weights=args.clip_weights, first_phrase=phrases[0])
+    h = None
+    if args.order != "none":
+        h = SIZES[args.size]["denoiser"] | encoders.chosen_of("denoiser", args.set)
+    config = Config(sizes, h, args.order, args.tau, scale, levels.tolist(), source.pixels,
+                    clip_distance(source, args.stride), args.stride, clip=args.clip,
+                    clip_weights=args.clip_weights, first_phrase=phrases[0])
     model = rebuild(run.checkpoint) if run.checkpoint else build(config, texts)
     if start:
         init_from(args.init, model, start)
@@ -174,7 +174,7 @@ def pretrain(args):
     micro = min(max(clips_at_once(model.encoder, args.micro_batch, device) // CLIPS, 1),
                 len(share))                                # videos
     if args.compile:
-        compile_blocks(device, model.encoder, teacher.model)
+        compile_modules(device, model.encoder, model.denoiser, teacher)
     optimizer = make_optimizer(model, "sgd" if run.first <= switch else "adamw")
     if run.checkpoint:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
@@ -231,8 +231,10 @@ def parse(argv=None):
     add_narrated_flags(parser, [name for name in DATA if DATA[name].narrated])
     add("--size", choices=["small", "base"], help="f and h: 2 blocks on 4 frames of 32 pixels, or "
         "ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch and --lr, too")
-    add("--encoder", choices=["timesformer", "mvit", "adapter"], help="f; for features: adapter")
-    add("--order", choices=[*DENOISERS], default="diffusion",
+    add("--encoder", choices=encoders.choices(), help="f; for features: adapter")
+    add("--set", nargs="+", metavar="NAME=VALUE", help="arguments of f and h in place of those of "
+        "--size, such as denoiser.layers=6 encoder.width=96; an unknown name lists all")
+    add("--order", choices=ORDERS, default="diffusion",
         help="h learns from the noised missing clip, from zeros (mask), or there is no h (none)")
     add("--noise", nargs="+", default=NOISE, metavar=("FIRST", "LAST"), help="signal-to-noise "
         "ratios times sqrt(D) of the first and last level; or: release, the authors'")
@@ -252,12 +254,14 @@ def parse(argv=None):
     add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
     add("--tensorboard", action="store_true", help="also write the metrics as TensorBoard's events "
         "into the folder")
-    add("--compile", action="store_true", help="compile the blocks of f and of the teacher: "
+    add("--compile", action="store_true", help="compile f, h and the teacher's picture tower: "
         "faster on a GPU, after some minutes")
     add_run_flags(parser)
     args = parser.parse_args(argv)
     data, args.noise = DATA[args.data], noise_of(args.noise)
     args.size, args.encoder = args.size or data.size, args.encoder or data.encoder
+    if args.set:
+        args.set = encoders.overrides(args.set, args.encoder, args.order)
     args.clip, args.world = args.clip or data.clip, data.world
     init = "timm" if args.size == "base" and args.encoder == "timesformer" else "none"
     for name, value in {**SIZES[args.size], "tau": data.tau, "init": init}.items():

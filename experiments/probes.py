@@ -161,7 +161,7 @@ def main(args):
             "new to training": similar["new"]["similar"]}
     for k, row in similar["by_place"].items():
         rows[f"% right after {k} steps"] = row["similar"]
-    rows[f"% of futures possible"] = futures.get("possible")
+    rows["% of futures possible"] = futures.get("possible")
     rows["% of their first steps"] = futures.get("first")
     print_rows(rows)
     if args.json:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 import weights
-from data import Example, Unreadable, shares, window_around
+from data import Example, Unreadable, pictures_of, shares, window_around
 from files.lists import fields_of, video_name
 from files.sources import VideoSource, open_folder
-from files.video import SLACK, pictures_of
+from files.video import SLACK
 from support.encode import encode_examples
 from support.errors import require
 from support.write import write_atomically

@@ -13,7 +13,7 @@ import torch
 from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
-from data import Pictures, Unreadable, frame_times, history_windows
+from data import Unreadable, frame_times, history_windows, pictures_of
 from files.lists import VIDEO_SUFFIXES, video_name
 from support.errors import require
 
@@ -117,11 +117,6 @@ def frames_at(path, container, stream, times):
 
 
 # --- Crops: the squares of a clip that the encoder is given ---
-def pictures_of(encoder):
-    """What an encoder reads: data.Pictures."""
-    return Pictures(encoder.image, encoder.frames, encoder.seconds)
-
-
 def short_side_for(size):
     """The short side, pixels, from which no crop of `size` is enlarged."""
     return round(size * JITTER[1] / 224)

@@ -1,11 +1,7 @@
 """Flags that several commands share, and what --device means."""
 import argparse
-import importlib.util
 import math
-import os
-import shutil
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -75,18 +71,6 @@ def add_micro_batch_flag(parser):
     parser.add_argument("--micro-batch", type=positive(int, zero=True), metavar="CLIPS", help="at "
                         "once through f, to save memory; 0: all (default: as many as hold 192 "
                         "pictures of 224 pixels; on a GPU, per 24 GB)")
-
-
-def compile_blocks(device, *modules):
-    """Compile the blocks of Transformers; names in a state_dict stay. InputError if
-    there is no compiler."""
-    compilers = [os.environ.get("CXX", "g++"), "c++", "clang++", "cl"]
-    require(any(map(shutil.which, compilers)), "--compile: needs a C++ compiler, such as g++")
-    require(device.type != "cuda" or importlib.util.find_spec("triton"), "--compile: needs triton "
-            "on a GPU: pip install triton")
-    for module in chain(*(module.modules() for module in modules)):
-        if type(module).__name__.endswith("Block"):
-            module.compile()
 
 
 def add_data_flags(parser, kinds, toy_videos, kind):

@@ -13,9 +13,8 @@ from tqdm import tqdm
 from data import ITEM, Read, Unreadable
 from model import encode_parts
 from support.arguments import mixed_precision
-from support.errors import require_readable
+from support.errors import require, require_readable
 from support.workers import join, read_ahead
-from weights.adapter import TeacherFeatures
 
 WINDOWS = 64                  # that are read at once
 
@@ -61,6 +60,8 @@ def encode_examples(model, teacher, source, examples, args):
     could be read; {id: reason} of the others' videos. InputError if those are too many. args: those
     of `add_run_flags`."""
     x, seen, readable, unreadable, tried, device = [], [], [], {}, set(), model.phrases.device
+    is_teacher = model.config.encoder["kind"] == "teacher"             # in place of f
+    require(teacher or not is_teacher, f"{model.path}: has the teacher in place of f; give --clip")
     f, N = model.encoder, max(len(example.windows) for example in examples)
     count = max(WINDOWS // N, 1)                           # examples that are read at once
     items = [(None, i, i) for i in range(len(examples))]
@@ -85,7 +86,7 @@ def encode_examples(model, teacher, source, examples, args):
                 features = teacher.encode_clips(join([read.seen for read in part], device))
                 features = features.to(device)
                 seen += features.split(n)
-            if isinstance(f, TeacherFeatures):
+            if is_teacher:
                 x += f(features).split(n)
             else:
                 clips = join([read.clips for read in part], device)

@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm, trange
 
-import weights.checkpoint
-from support import parallel
+from support import parallel, tensors
 from support.errors import InputError, require, require_readable, too_many
 from support.log import Metrics, open_tensorboard, rows_until
 from support.write import write_atomically, write_json
@@ -83,7 +82,7 @@ class Run:
         if self.rank == 0:
             self.require_usable()
         if self.resumed and (self.out / "checkpoint.pt").exists():
-            self.checkpoint = weights.checkpoint.read(self.out)
+            self.checkpoint = tensors.read(self.out)
             require({"model", "optimizer", "settings", "step"} <= self.checkpoint.keys(),
                     f"--resume: {self.out / 'checkpoint.pt'} is not of a run")
         self.first = self.checkpoint.get("step", 0)
@@ -295,7 +294,7 @@ class Run:
         """Write checkpoint.pt; if that fails, the one before stays. Then judge what was read."""
         began = time.perf_counter()
         if self.rank == 0:
-            weights.checkpoint.save(self.out / "checkpoint.pt", model, step=self.done,
+            tensors.save(self.out / "checkpoint.pt", model, step=self.done,
                                     optimizer=optimizer.state_dict(), settings=self.settings)
         self.saved = time.perf_counter()
         self.period = min(SHARE * (self.saved - began), LAST_SAVE)

@@ -17,9 +17,11 @@ sys.path.insert(0, ".")
 from diffusion import noise_levels, scale_of  # noqa: E402
 from model import Config  # noqa: E402
 from pseudo_labels import Teacher, soft_targets  # noqa: E402
-from support.arguments import compile_blocks, mixed_precision  # noqa: E402
+from support.arguments import mixed_precision  # noqa: E402
+from support.compiler import compile_modules  # noqa: E402
 from train import SIZES, draw, objective  # noqa: E402
 from weights.checkpoint import build  # noqa: E402
+from weights.encoders import sizes_of  # noqa: E402
 
 GPU, FLOP = torch.device("cuda"), {"f": 1.1e12, "whole update": 1.38e12}       # for one clip
 
@@ -40,9 +42,8 @@ def main(videos, peak):
         print(f"temporal attention, {name}: {1000 * took:.2f} ms")
     clip = open_clip.create_model("ViT-B-16-quickgelu", pretrained=None)
     teacher, texts = Teacher(clip, None, .45, .25, GPU), torch.randn(9871, 512)
-    sizes = {"kind": "timesformer", **SIZES["base"]["timesformer"]}
-    config = Config(sizes, SIZES["base"]["denoiser"], "diffusion", .02, scale_of(512),
-                    noise_levels(512).tolist(), (.45, .225))
+    config = Config(sizes_of("timesformer", "base"), SIZES["base"]["denoiser"], "diffusion", .02,
+                    scale_of(512), noise_levels(512).tolist(), (.45, .225))
     model = build(config, texts).to(GPU).train()
     optimizer = torch.optim.AdamW(model.parameters(), 5e-5, fused=True)
     clips = torch.randint(256, (videos, 9, 8, 3, 224, 224), dtype=torch.uint8, device=GPU)
@@ -70,7 +71,7 @@ def main(videos, peak):
             rate = 9 * videos / seconds(lambda: update(micro, name))
             print(f"{way}, {micro} videos, {name}: {rate:.0f} clips/s, "
                   f"{rate * FLOP[name] / peak:.0%} of the peak")
-        compile_blocks(GPU, model.encoder, teacher.model)
+        compile_modules(GPU, model.encoder, model.denoiser, teacher)
     with torch.profiler.profile() as profile:
         update(8)
     print(profile.key_averages().table(sort_by="self_device_time_total", row_limit=15))

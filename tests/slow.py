@@ -131,7 +131,7 @@ def slow_entropy(target, p):
 
 def slow_objective(model, v, targets, noise, t, observed, read):
     """L_XE, L_MSE and L_MC of each video, (B, 3): v (B, N, ..), the other tensors as in train.py;
-    without h, L_XE alone. The mask is zeros at the noisiest of four levels."""
+    without h, L_XE alone. The mask is zeros at the noisiest level."""
     N, scale, terms = v.shape[1], model.scale, []
     for b, video in enumerate(v):
         x = [model.encoder(clip[None])[0] for clip in video]                   # x_i = f(v_i)
@@ -150,7 +150,7 @@ def slow_objective(model, v, targets, noise, t, observed, read):
             a = float(model.alpha_bar[level])
             zt = math.sqrt(a) * scale * x0 + math.sqrt(1 - a) * noise[b, j]    # Eq. 2
             if model.config.order == "mask":
-                zt, level = 0 * zt, 3
+                zt, level = 0 * zt, len(model.alpha_bar) - 1
             x_hat = slow_h(dict(model.denoiser.named_parameters()), model.denoiser.heads, zt, z,
                            observed[b, j], j, level) / scale                   # Eq. 5
             mse = mse + ((x_hat - x0) ** 2).sum() / N                          # Eq. 9

@@ -1,4 +1,7 @@
 """The doors: a data set and a task of one's own, each with a line of a table; flags that count."""
+import copy
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +18,10 @@ from data import classify_examples
 from files.lists import count_coin
 from files.sources import VideoSource
 from support import encode
+from support.errors import InputError
 from support.workers import read_ahead
+from weights import encoders
+from weights.checkpoint import build, init_from, open_start
 
 LABELED = ("--annotations", "world/COIN.json", "--videos", "world/videos", "--steps",
            "world/steps.txt")
@@ -67,6 +73,105 @@ def test_a_data_set_is_a_source_and_a_line(here, monkeypatch):
         call("evaluate.py", "--task", task, *data, *LABELED, "--checkpoint", checkpoint, "--json",
              "o.json")
         assert read_json("o.json")["evaluated"] == count
+
+
+OWN_F = """
+from torch import nn
+from torch.nn import functional
+
+
+class Colors(nn.Module):
+    seconds = None
+
+    def __init__(self, image=64, frames=2, width=8, dim=512):
+        super().__init__()
+        self.image, self.frames = image, frames
+        self.patches = nn.Conv3d(3, width, (1, 4, 4), (1, 4, 4))
+        self.norm = nn.BatchNorm3d(width)
+        self.head = nn.Linear(width, dim)
+
+    def forward(self, clips):
+        x = self.norm(self.patches(clips)).relu().mean((2, 3, 4))
+        return functional.normalize(self.head(x).to(clips.dtype), dim=-1)
+"""
+
+
+@pytest.fixture
+def own_f(here, monkeypatch):
+    """An f of one's own, with a BatchNorm: a module of the current folder, and a line."""
+    (here / "own_f.py").write_text(OWN_F)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.delitem(sys.modules, "own_f", raising=False)
+    monkeypatch.setitem(encoders.ENCODERS, "own", encoders.Line(           # the line
+        "own_f:Colors", dict(image=32, frames=4, width=16), dict(image=224, width=64)))
+
+
+def test_an_encoder_is_a_class_and_a_line(own_f):
+    """Pre-trained, started from, fine-tuned and evaluated. Catches: a name, a size or what is read
+    that is fixed outside of the table; statistics of a BatchNorm that are lost on the way from one
+    to the next, or changed where f must stay as it is; a model that only blocks make."""
+    call("train.py", *ONE, "--epochs", "3", "--encoder", "own", "--set", "encoder.width=24",
+         "--out", "run")
+    run = weights.load("run")
+    norm, clips = run.encoder.norm, torch.randint(256, (3, 4, 3, 32, 32), dtype=torch.uint8)
+    assert norm.num_batches_tracked > 1 and norm.running_mean.abs().min() > 0
+    assert run.config.encoder == dict(kind="own", image=32, frames=4, width=24)
+    again = build(run.config, torch.randn(7, 64)).eval()
+    start = open_start("run")
+    start["phrases"] = torch.ones(7, 64)
+    pool = again.phrases.clone()
+    init_from("run", again, start)
+    torch.testing.assert_close(again.encode(clips), run.encode(clips), rtol=0, atol=0)
+    assert torch.equal(again.phrases, pool) and again.denoiser is not None
+    tune = "train.py", "--stage", "finetune", "--toy-videos", "8", "--epochs", "1", "--init", "run"
+    score = "evaluate.py", "--toy-videos", "3", "--json", "a.json", "--task"
+    for task in "classify", "forecast":
+        call(*tune, "--task", task, "--out", task)
+        tuned = weights.load(task)
+        torch.testing.assert_close(tuned.encode(clips), run.encode(clips), rtol=0, atol=0)
+        for checkpoint in task, "run":
+            call(*score, task, "--checkpoint", checkpoint)
+            assert read_json("a.json")["evaluated"] == {"classify": 24, "forecast": 21}[task]
+
+
+class Odd(torch.nn.Module):
+    """An f of features that makes what it is told; with what draws, counts and stays in eval."""
+    image, frames, seconds, features = 0, 0, None, 6
+
+    def __init__(self, make=None):
+        super().__init__()
+        self.make = make
+        self.layers = torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Dropout(0.5))
+        self.frozen = torch.nn.BatchNorm1d(6).eval()
+
+    def forward(self, clips):
+        x = self.frozen(self.layers(clips)) + torch.rand(6)
+        return self.make(x) if self.make else torch.nn.functional.normalize(x[:, :4], dim=-1)
+
+
+@pytest.mark.parametrize("make, told", [
+    (lambda x: x[0], r"Odd makes of one clip torch.Size\(\[6\]\); needed is a tensor \(1, 4\)"),
+    (lambda x: x[:, :3], r"torch.Size\(\[1, 3\]\); needed"), (lambda x: (x, x), "tuple"),
+    (lambda x: x[:, :4] / x[:, :4].norm() * 2, "Odd makes a vector of length 2; needed is 1"),
+    (lambda x: x[:, :4] * float("nan"), "length nan"),
+    (lambda x: x.view(5), r"Odd cannot read a clip \(1, 6\): ")])
+def test_an_f_that_is_none_is_one_line(make, told):
+    """Catches: an f without length 1, whose match is no cosine; a traceback far away."""
+    with pytest.raises(InputError, match=f"^.*{told}.*$"):
+        encoders.check_encoder(Odd(make), 4)
+
+
+def test_f_is_asked_without_a_trace():
+    """Catches: f in another mode, with other statistics; random numbers that go on elsewhere."""
+    f = Odd()
+    state, training = copy.deepcopy(f.state_dict()), [part.training for part in f.modules()]
+    torch.manual_seed(0)
+    encoders.check_encoder(f, 4)
+    drawn = torch.rand(3)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(3))
+    assert [part.training for part in f.modules()] == training and len({*training}) == 2
+    torch.testing.assert_close(f.state_dict(), state, rtol=0, atol=0)
 
 
 class Previous(evaluate.Task):

@@ -1,5 +1,6 @@
 """f and h against slow versions, a token at a time; put together; what inference makes of them."""
 import math
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,10 @@ from denoiser import Denoiser
 from diffusion import sample
 from encoder import TimeSformer
 from model import Config
+from pseudo_labels import Teacher
 from slow import draw, randomized, slow_h, slow_match, slow_timesformer
+from support.compiler import compile_modules
+from toy.teacher import build_teacher
 from weights.checkpoint import build as build_model
 
 K, N, D, TAU, SCALE = 6, 5, 16, 0.1, 3.0
@@ -126,7 +130,8 @@ def test_eq1_f_h_and_the_matching_put_together(j):
 @torch.no_grad()
 @pytest.mark.parametrize("order", ["diffusion", "mask"])
 def test_histories_of_any_length_are_forecast_as_if_alone(order):
-    """Catches: padding read, a clip not; an h of the mask that reads the noise, or asks twice."""
+    """Catches: padding read, a clip not; an h of the mask that reads the noise, at
+    another level than the noisiest, or asks twice."""
     model, x, noise = build(order), draw(3, 4, D).float(), draw(3, 2, D, seed=1).float()
     n, asked = torch.tensor([4, 1, 2]), []
     x_hat = model.forecast_next(x, noise, n)
@@ -136,7 +141,7 @@ def test_histories_of_any_length_are_forecast_as_if_alone(order):
         torch.testing.assert_close(x_hat[b:b + 1], alone, rtol=1e-4, atol=1e-5)
         assert (asked[0][3] == k).all() and len(asked) == 3
         if order == "mask":
-            zt, t = torch.zeros_like(asked[0][0]), torch.full_like(asked[0][4], 3)
+            zt, t = torch.zeros_like(asked[0][0]), torch.full_like(asked[0][4], 2)
             plain = Denoiser.forward(model.denoiser, zt, *asked[0][1:4], t)
             torch.testing.assert_close(SCALE * alone[0], plain)
         asked.clear()
@@ -160,3 +165,43 @@ def test_how_many_clips_f_takes_at_once_changes_no_result(trained, monkeypatch):
     for size in None, 9:
         torch.testing.assert_close(method.encode_parts(model, clips, size), whole)
     assert sizes == [12, 12, 8, 9, 9, 9, 5]
+
+
+@torch.no_grad()
+def test_f_h_and_the_pictures_of_the_teacher_are_compiled_whole(monkeypatch):
+    """Catches: a part that stays as it is, as it is not called as a module; a graph that breaks;
+    names of a state_dict that change; another number of clips that fails."""
+    graphs, compile_module = [], torch.nn.Module.compile
+
+    def note(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(torch.nn.Module, "compile",
+                        lambda module: compile_module(module, backend=note, fullgraph=True))
+    model, teacher = build("mask"), Teacher(*build_teacher(), .4, .25)
+    x, noise, names = draw(2, 4, D).float(), draw(2, 2, D).float(), list(model.state_dict())
+
+    def results():
+        """What each of the three makes."""
+        yield model(some_clips(9))
+        yield model(some_clips(4))
+        yield model.forecast_next(x, noise)
+        yield teacher.encode_frames(some_clips(3)[:, 0])
+    before, counts = list(results()), []
+    compile_modules(torch.device("cpu"), model.encoder, model.denoiser, teacher)
+    for one, other in zip(results(), before, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        counts.append(len(graphs))
+    assert 0 < counts[0] <= counts[1] < counts[2] < counts[3]
+    assert list(model.state_dict()) == names
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
+def test_compiled_f_gives_the_same():
+    """Catches: an f that torch's own compiler does not take."""
+    f, clips = randomized(TimeSformer(**TINY), 0.5), draw(2, 3, 3, 12, 12).float()
+    x = f(clips)
+    f.compile()
+    torch.testing.assert_close(f(clips), x, rtol=1e-4, atol=1e-5)

@@ -135,6 +135,17 @@ def test_the_figure_shows_what_is_forecast(drawn, tmp_path):
     assert [bar.get_width() for bar in tree.patches] == [.4, .3, .25, 0]
 
 
+@pytest.mark.parametrize("part", ["encoder", "denoiser"])
+def test_a_forecast_that_is_not_finite_is_an_error(trained, here, capsys, part):
+    """Catches: `nan%`, and a future "in 100% of the samples"."""
+    model = weights.load(trained / "diffusion")
+    for parameter in model.get_submodule(part).parameters():
+        parameter.data.fill_(1e30)
+    weights.save("x.pt", model)
+    line = fails(capsys, "predict.py", "--checkpoint", "x.pt", "--json", "a.json", status=1)
+    assert "x.pt: its forecast is not finite" in line and not Path("a.json").exists()
+
+
 def test_matplotlib_that_is_absent_is_one_line(tmp_path, monkeypatch):
     """Catches: a traceback in place of the pip line."""
     for name in ("matplotlib", "matplotlib.figure"):

@@ -16,7 +16,7 @@ import weights
 from commands import ONE, broken_source, call, fails, read_json, rows_of, same_run
 from conftest import TINY, log_and_save_every
 from data import Read, Video
-from support import run
+from support import run, tensors
 from support.errors import InputError
 from support.write import write_json, write_text
 from toy import grammar
@@ -241,7 +241,7 @@ def test_a_run_saves_after_a_minute_and_then_for_a_hundredth_of_the_time(tmp_pat
     def save(*args, step, **more):
         saved.append(step)
         clock[0] += 2.0 if len(saved) == 1 else 30.0   # that this takes
-    monkeypatch.setattr(weights.checkpoint, "save", save)
+    monkeypatch.setattr(tensors, "save", save)
     args = train.parse(["--out", f"{tmp_path}/run"])
     args.log_every, optimizer = 1, torch.optim.SGD(model.parameters())
     one, source = run.Run(args), ToySource("train", range(2), 4)
@@ -344,7 +344,7 @@ def judge(tmp_path, reads, videos=100, share=0.05, left_out=()):
     one, model = run.Run(args), torch.nn.Linear(1, 1)
     optimizer, told = torch.optim.SGD(model.parameters()), ""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights.checkpoint, "save", lambda *args, **more: None)
+        patch.setattr(tensors, "save", lambda *args, **more: None)
         try:
             with one.begin("", source, 1, 1, ["loss"], "cpu"):
                 for i, outcome in reads:

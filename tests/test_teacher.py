@@ -1,7 +1,10 @@
 """The teacher: soft targets by loops, prompts, texts and frames; opened by name or from files."""
+import io
 import json
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import open_clip
 import pytest
 import torch
@@ -104,8 +107,8 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("tiny.json").write_text(json.dumps(TINY))
     open_clip.add_model_config(Path("tiny.json"))
-    for name, text in (("clip", CONFIG), ("code", CONFIG.replace(
-            '"layers"', '"tr\\u0075st_remote_code": true, "layers"'))):      # as JSON may spell it
+    code = CONFIG.replace('"layers"', '"tr\\u0075st_remote_code": true, "layers"')   # as JSON may
+    for name, text in ("clip", CONFIG), ("code", code), ("list", "[1]"), ("deep", "[" * 9999):
         Path(name).mkdir()
         Path(name, "open_clip_config.json").write_text(text)
     weights = open_clip.CLIP(**TINY).state_dict()
@@ -144,6 +147,8 @@ def test_a_teacher_that_cannot_be_downloaded(monkeypatch):
     ("ViT-B-16", "openai", "needs QuickGELU; use --clip ViT-B-16-quickgelu"),
     ("local-dir:code", None, "open_clip_config.json asks for code of its own to be run"),
     ("local-dir:clip", "openai", "--clip-weights openai: local-dir:clip has its own"),
+    ("local-dir:list", None, "list/open_clip_config.json: is no JSON object"),
+    ("local-dir:deep", None, "deep/open_clip_config.json: is no JSON "),
     ("tiny", "other.pt", "--clip tiny --clip-weights other.pt: Error.*size"),
     ("tiny", "malice.pt", "--clip-weights malice.pt: .* load failed")])
 def test_what_does_not_fit_is_not_whole_or_needs_code_is_refused(place, clip, weights, message):
@@ -151,3 +156,53 @@ def test_what_does_not_fit_is_not_whole_or_needs_code_is_refused(place, clip, we
     with pytest.raises(InputError, match=f"^.*{message}.*$"):                  # one line
         open_teacher(clip, weights)
     assert not Path("executed").exists()
+
+
+# --- A table of texts ---
+def promise(path, shape):
+    """An npz whose embeddings are of a shape that its bytes do not hold."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("embeddings.npy", header.getvalue())
+
+
+def test_a_table_has_the_embeddings_of_its_texts(tmp_path):
+    """Catches: rows of other texts, a text that is not there taken as another."""
+    rows = np.arange(6, dtype=np.float16).reshape(3, 2)
+    np.savez_compressed(tmp_path / "T.npz", names=["a", "b", "c"], embeddings=rows)
+    table = open_teacher(str(tmp_path / "T.npz"))
+    assert table.encode_phrases(["c", "a"]).tolist() == [[4, 5], [0, 1]]
+    with pytest.raises(InputError, match="no embedding of d"):
+        table.encode_phrases(["a", "d"])
+
+
+@pytest.mark.parametrize("arrays", [
+    {}, {"names": ["a"]}, {"names": ["a"], "embeddings": [[1.0], [2.0]]},
+    {"names": [1], "embeddings": [[1.0]]}, {"names": ["a"], "embeddings": [1.0]},
+    {"names": ["a"], "embeddings": [["1"]]}, {"names": ["a"], "embeddings": [[np.nan]]},
+    {"names": [], "embeddings": np.ones((0, 2))}, {"names": "a", "embeddings": [[1.0]]}], ids=str)
+def test_a_table_of_other_content_is_one_line(tmp_path, arrays):
+    """Catches: a traceback; a number that is not finite, which would be every score."""
+    np.savez(tmp_path / "T.npz", **arrays)
+    with pytest.raises(InputError, match=r"^.*T.npz: .*needed are names \(K,\).*$"):
+        open_teacher(str(tmp_path / "T.npz"))
+
+
+def test_a_table_that_is_damaged_or_promises_too_much_is_one_line(tmp_path):
+    """Catches: a traceback; memory for what is not there."""
+    path = tmp_path / "T.npz"
+    np.savez(path, names=np.array(["a"]), embeddings=np.ones((1, 2)))
+    whole = path.read_bytes()
+    damaged = whole.replace(np.ones(1).tobytes(), np.zeros(1).tobytes())
+    malice = io.BytesIO()
+    np.savez(malice, names=np.array([{}], object), embeddings=np.ones((1, 2)))
+    for content in b"", whole[:200], damaged, malice.getvalue():
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="T.npz: no npz, or damaged"):
+            open_teacher(str(path))
+    for shape in (10 ** 15, 512), (10 ** 10,):
+        promise(path, shape)
+        with pytest.raises(InputError, match="embeddings.npy promises"):
+            open_teacher(str(path))

@@ -1,4 +1,6 @@
 """Checkpoints: ours come back bit for bit, every published layout is read, the rest is refused."""
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,11 +13,13 @@ from torch import nn
 from torch.nn import functional
 
 import weights
-from commands import fails
+from commands import ROOT, fails
 from model import Config
 from slow import randomized
+from support.arguments import INCLUDED
 from support.errors import InputError
 from test_teacher import Malice
+from weights import checkpoint
 from weights.checkpoint import TIMM, init_from, open_start
 from weights.checkpoint import build as build_model
 from weights.mvit import MViT
@@ -47,25 +51,102 @@ def build(encoder=F, order="diffusion", task=None, classes=()):
 @pytest.mark.parametrize("encoder, order, task, classes", [
     (F, "diffusion", None, []), (MVIT, "mask", "activity", [4]), (F, "none", "actions", [3, 5])])
 def test_a_checkpoint_comes_back(tmp_path, encoder, order, task, classes):
-    """Catches: a buffer not saved; train mode; an argument or flags lost; an older file's names."""
+    """Catches: a buffer not saved; train mode; an argument or flags lost."""
     model = build(encoder, order, task, classes)
     model.settings = {"batch": 8, "data": "coin"}
     weights.save(tmp_path / "ours.pt", model)
-    older = asdict(model.config)
-    flags = {name: older.pop(name) for name in ("clip", "clip_weights", "stride")}
-    flags["classes"] = older.pop("names")
-    older |= {"pitch": older.pop("spacing"), "witness": older.pop("first_phrase"),
-              "task": "classify" if task == "actions" else task}
-    torch.save({"arguments": older, "model": model.state_dict(),
-                "settings": model.settings | flags}, tmp_path / "older.pt")
     x, noise = torch.randn(2, 3, D), torch.randn(2, 2, D)
-    for name in "ours", "older":
-        loaded = weights.load(tmp_path / f"{name}.pt")
-        assert loaded.settings.items() >= model.settings.items() and not loaded.training
-        assert loaded.config == model.config
-        torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
-        if model.denoiser:
-            assert torch.equal(loaded.forecast_next(x, noise), model.forecast_next(x, noise))
+    loaded = weights.load(tmp_path / "ours.pt")
+    assert loaded.settings == model.settings and not loaded.training
+    assert loaded.config == model.config
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    if model.denoiser:
+        assert torch.equal(loaded.forecast_next(x, noise), model.forecast_next(x, noise))
+
+
+def test_without_a_path_the_included_checkpoint_is_loaded():
+    """Catches: an error in place of it; a copy of a user's run."""
+    found = weights.load()
+    assert found.path == INCLUDED and found.config.clip == "toy"
+
+
+def changed(tmp_path, part, values):
+    """The path of a checkpoint of ours, of whose content a part has other values."""
+    model = build()
+    content = {"config": asdict(model.config), "model": model.state_dict(), "settings": {}}
+    content[part] |= values
+    torch.save(content, tmp_path / "x.pt")
+    return tmp_path / "x.pt"
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("key, value", [
+    ("encoder", {"kind": "own"}), ("encoder", {"kind": 3}), ("encoder", []), ("encoder", {}),
+    ("encoder", F | {"width": 10 ** 9}), ("encoder", F | {"depth": [10 ** 400]}),
+    ("encoder", F | {"heads": NAN}), ("encoder", F | {3: 4}), ("encoder", F | {"x": {}}),
+    ("denoiser", 3), ("denoiser", {"layers": 10 ** 9}), ("order", "cubic"), ("order", []),
+    ("tau", 0.0), ("tau", NAN), ("tau", -1), ("tau", True), ("tau", "1"), ("tau", 1e-300),
+    ("scale", 0), ("scale", INF), ("scale", None), ("alpha_bar", []), ("alpha_bar", 0.5),
+    ("alpha_bar", [.5, .6]), ("alpha_bar", [1.0, .5]), ("alpha_bar", [.5, 0]),
+    ("alpha_bar", [.5, NAN]), ("alpha_bar", ["a"]), ("pixels", (.4, 0.0)), ("pixels", (NAN, 1.0)),
+    ("pixels", (.4,)), ("pixels", None), ("spacing", 0), ("spacing", "9"), ("stride", 0),
+    ("stride", 1.5), ("history", "long"), ("hold_out", 1), ("hold_out", NAN), ("classes", [0]),
+    ("classes", 3), ("classes", [1.5]), ("classes", [10 ** 9]), ("names", "ab"), ("names", [1, 2]),
+    ("task", 3), ("clip", 3), ("clip_weights", []), ("first_phrase", 3)])
+def test_a_config_out_of_bounds_is_one_line_with_its_key(tmp_path, key, value):
+    """Catches: a number that makes NaN of every score; memory for a billion numbers; a traceback;
+    an error that does not say which value it is of."""
+    path = changed(tmp_path, "config", {key: value})
+    with pytest.raises(InputError, match=f"^.*x.pt: (config: )?{key}.*$"):
+        weights.load(path)
+
+
+def test_a_task_has_classes(tmp_path):
+    """Catches: a classifier of no class, whose likeliest is a traceback."""
+    with pytest.raises(InputError, match="classes is"):
+        weights.load(changed(tmp_path, "config", {"task": "classify"}))
+
+
+@pytest.mark.parametrize("sizes", [{"width": 16_000, "depth": 16}, {"frames": 9_000}])
+def test_nothing_is_made_of_a_size_that_the_tensors_have_not(tmp_path, monkeypatch, sizes):
+    """Catches: a file of some kilobytes that takes all memory."""
+    monkeypatch.setattr(checkpoint, "build", lambda *args: pytest.fail("made"))
+    path = changed(tmp_path, "config", {"encoder": F | sizes})
+    with pytest.raises(InputError, match="x.pt: does not fit .*encoder.time_embed|encoder.*size"):
+        weights.load(path)
+
+
+@pytest.mark.parametrize("name, value, message", [
+    ("encoder.norm.bias", torch.full((32,), NAN), "encoder.norm.bias .* is not finite"),
+    ("encoder.norm.bias", torch.full((32,), INF), "encoder.norm.bias .* is not finite"),
+    ("phrases", torch.ones(1, 1).expand(10 ** 9, D), "phrases has 16000000000 numbers"),
+    ("phrases", torch.ones(D), "does not fit"), ("phrases", "pool", "phrases is no tensor"),
+    ("encoder.norm.bias", 3, "encoder.norm.bias is no tensor")])
+def test_tensors_that_are_none_or_not_finite_are_one_line(tmp_path, name, value, message):
+    """Catches: a score, or a forecast, of NaN; memory for what a file only promises."""
+    with pytest.raises(InputError, match=f"^.*x.pt: .*{message}.*$"):
+        weights.load(changed(tmp_path, "model", {name: value}))
+
+
+def test_a_start_that_only_promises_its_numbers_is_one_line(tmp_path):
+    """Catches: memory for tensors that are not in the file."""
+    path = changed(tmp_path, "model", {"phrases": torch.ones(1, 1).expand(10 ** 9, D)})
+    with pytest.raises(InputError, match="phrases has 16000000000 numbers, of which 1 "):
+        open_start(path)
+
+
+@pytest.mark.parametrize("content", [
+    {"model_state": STATE, "config": "vit"}, {"model_state": STATE, "config": {"heads": "2"}},
+    {"config": None}, {"config": {"encoder": F}}, {"config": {"encoder": F, "tau": 1}, "model": 3},
+    {"model": torch.ones(2), "config": 3, "settings": "toy"}, {"model": {3: torch.ones(2)}}],
+    ids=str)
+def test_a_config_of_another_kind_is_one_line(tmp_path, content):
+    """Catches: a traceback for a file that holds text, or nothing, where a dict is expected."""
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(InputError, match="^.*x.pt: .*$"):
+        weights.load(tmp_path / "x.pt")
 
 
 @pytest.mark.parametrize("kind, name, value, message", [
@@ -153,6 +234,24 @@ def test_what_needs_code_or_is_cut_off_is_refused(tmp_path, monkeypatch, capsys)
     assert line.endswith("Permission denied: 'cut.pt'")
 
 
+def test_who_loads_whom():
+    """Catches: a circle between packages; an f or a library that is loaded before it is asked for.
+    timm comes with open_clip, too, but not where a list is read."""
+    code = """if True:
+        import sys
+        def loaded(name): return sorted(m for m in sys.modules if m.split(".")[0] == name)
+        import files.lists
+        assert not loaded("timm") and not loaded("open_clip") and not loaded("weights")
+        read = loaded("files")
+        import support.run, support.encode, support.compiler, support.tensors
+        assert not loaded("weights"), loaded("weights")
+        import weights, weights.teacher
+        assert loaded("files") == read and not loaded("toy")
+        assert not {"encoder", "weights.mvit", "weights.adapter"} & {*sys.modules}
+        """
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 @torch.no_grad()
 def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path):
     """Catches: queries, keys and values exchanged, another block's norm, temporal parts random."""
@@ -192,8 +291,8 @@ def test_other_frames_and_sizes_are_resized_and_said(tmp_path, capsys):
         assert len(new) > len(old)
     assert f"x: {len(tables)} resized: {tables[0]}" in (out := capsys.readouterr().out)
     assert " new: " not in out
-    with pytest.raises(InputError, match="fits a block of f or h; give a model of this --encoder"):
-        init_from("x", build(MVIT, order="none"), open_start(TINY))
+    with pytest.raises(InputError, match="less than a tenth .*; give a model of this --encoder"):
+        init_from("x", build(MVIT, order="none"), open_start(TINY))        # but for a bias of D
 
 
 @torch.no_grad()

@@ -4,11 +4,13 @@ from torch.nn import functional
 
 
 class Adapter(nn.Module):
-    """f: features to unit vectors in the text space, by a LayerNorm and two layers. features: F,
-    numbers per clip; width: of the hidden layer; dim: D, width of the text space."""
+    """f: features to unit vectors in the text space, by a LayerNorm and two layers.
+
+    features: F, numbers per clip; width: of the hidden layer; dim: D, width of the text space.
+    """
     image, frames, seconds = 0, 0, None                # it reads no pictures
 
-    def __init__(self, features, width=512, dim=512):
+    def __init__(self, features=512, width=512, dim=512):
         super().__init__()
         self.features = features
         self.blocks = nn.Sequential(nn.LayerNorm(features), nn.Linear(features, width), nn.GELU(),
@@ -20,11 +22,13 @@ class Adapter(nn.Module):
 
 
 class TeacherFeatures(nn.Module):
-    """The teacher in place of f, CLIP's row of Table 2: its features of a clip at length 1. image,
-    frames: of the clips that the teacher sees; dim: D."""
+    """The teacher in place of f, CLIP's row of Table 2: its features of a clip at length 1.
+
+    image, frames: of the clips that the teacher sees; dim: D.
+    """
     seconds = None
 
-    def __init__(self, image, frames=8, dim=512):
+    def __init__(self, image=224, frames=8, dim=512):
         super().__init__()
         self.image, self.frames = image, frames
 

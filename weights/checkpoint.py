@@ -1,103 +1,109 @@
 """Checkpoints, ours and published: as models in eval mode, and as the start of a new model."""
 import math
 import re
-from dataclasses import asdict
-from pathlib import Path
 from textwrap import shorten
 
-import timm
 import torch
-from safetensors.torch import load_file
 from torch.nn import functional
 
 from denoiser import Denoiser, MaskedDenoiser
-from encoder import TimeSformer
 from model import Config, ProcedureModel
+from support.arguments import INCLUDED
 from support.errors import InputError, require
-from support.write import write_atomically
-from weights.adapter import Adapter, TeacherFeatures
-from weights.mvit import MViT
-from weights.names import convert_released, tensors_of
+from support.tensors import read as read, save as save
+from weights.encoders import TEACHER, check_encoder, make, make_encoder
+from weights.names import convert_released, part_of, require_whole, tensors_of
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # from which the released models start
-ENCODERS = {"timesformer": TimeSformer, "mvit": MViT, "adapter": Adapter,              # of f
-            "teacher": TeacherFeatures}
 DENOISERS = {"diffusion": Denoiser, "mask": MaskedDenoiser, "none": MaskedDenoiser}    # --order
-OLDER = {"pitch": "spacing", "witness": "first_phrase"}            # names in older files of ours
+LEAST = 0.1               # share of the numbers of f, or of h, that a start must give
 
 
-def build(config, phrases):
-    """The only way to make a ProcedureModel: from a Config and phrases (K, D)."""
-    sizes, D = dict(config.encoder), phrases.shape[1]
-    f = ENCODERS[sizes.pop("kind")](dim=D, **sizes)
-    h = DENOISERS[config.order](D, **config.denoiser) if config.denoiser else None
+# --- Models ---
+def assemble(config, phrases):
+    """A ProcedureModel whose f was not looked at yet, on torch's default device."""
+    D, h = phrases.shape[1], None
+    f = make_encoder(config.encoder, D)
+    if config.denoiser is not None:
+        arguments = dict(config.denoiser, dim=D, levels=len(config.alpha_bar))
+        h = make(DENOISERS[config.order], arguments)
     return ProcedureModel(config, phrases, f, h)
 
 
-def rebuild(content):
-    """The model that the content of a checkpoint file of ours holds."""
-    config, settings = content.get("config"), content.get("settings", {})
-    if config is None:                         # of an older file
-        config = {OLDER.get(name, name): value for name, value in content["arguments"].items()}
-        config |= {"clip": "toy" if settings.get("data") == "toy" else settings.get("clip"),
-                   "clip_weights": settings.get("clip_weights"), "names": settings.get("classes"),
-                   "stride": settings.get("stride", 2)}
-        if len(config["classes"]) > 1:         # EPIC's verbs and nouns
-            config["task"] = "actions"
-    model = build(Config(**config), content["model"]["phrases"].float())
-    model.load_state_dict(content["model"])
-    model.settings = settings
+def require_bounds(config):
+    """InputError if a value of a Config is of another type or out of bounds."""
+    try:
+        config.check()
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def build(config, phrases):
+    """The only way to make a ProcedureModel: from a Config and phrases (K, D). InputError if a
+    value of the config is out of bounds, or f is not what data.Encoder says."""
+    require_bounds(config)
+    model = assemble(config, phrases)
+    if config.encoder["kind"] != TEACHER:              # which reads what the teacher made of a clip
+        check_encoder(model.encoder, model.dim)
     return model
 
 
-def save(path, model, **more):
-    """Write a model for `load`, with its settings and `more` (tensors and plain types). If writing
-    fails, the file before stays."""
-    content = {"config": asdict(model.config), "model": model.state_dict(),
-               "settings": model.settings, **more}
+def require_tensors(config, w):
+    """InputError or RuntimeError unless tensors `w` are finite, and those of the model of a config.
+    It allocates nothing, since the config of a file may ask for any size."""
+    for name, value in w.items():
+        require(torch.is_tensor(value), f"{name} is no tensor")
+        require_whole(name, value)
+        require(value.isfinite().all(), f"{name} has a number that is not finite")
     try:
-        write_atomically(path, lambda file: torch.save(content, file))
-    except RuntimeError as error:              # what torch makes of a full disk
-        raise OSError(f"{path}: cannot be written; is the disk full? ({error})") from None
+        with torch.device("meta"):                     # shapes without numbers
+            outline = assemble(config, w["phrases"])
+    except InputError:                                 # an f that needs numbers when it is made, or
+        return                                         # what `build` will name
+    outline.load_state_dict(w, assign=True)
 
 
-def read(path):
-    """The content (dict) of a run folder, torch file or safetensors; InputError if it has none."""
-    path = Path(path, "checkpoint.pt") if Path(path).is_dir() else Path(path)
-    require(path.is_file(), f"{path}: no such checkpoint; `python train.py` makes one")
+def rebuild(content):
+    """The model that the content of a file holds, ours or published. InputError if a tensor is
+    absent, unexpected, of another shape or not finite, or a value of its config out of bounds."""
     try:
-        if path.suffix == ".safetensors":      # torch 2.11 does not load them
-            return load_file(path)
-        return dict(torch.load(path, map_location="cpu", weights_only=True))
-    except PermissionError:
+        if "encoder" not in part_of(content, "config"):
+            content = convert_released(content)
+        w, config = content["model"], Config(**content["config"])
+        require_bounds(config)
+        require_tensors(config, w)
+        model = build(config, w["phrases"].float())
+        model.load_state_dict(w)
+    except InputError:
         raise
-    except Exception as error:                 # torch documents no class for what it cannot load
-        raise InputError(f"{path}: is no checkpoint, is cut off, or holds code, which is never "
-                         "run; get it again, or save its state_dict alone "
-                         f"({type(error).__name__})") from None
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        lines = [shorten(line, 200) for line in str(error).splitlines()[:5]]
+        raise InputError("does not fit the models of this code or of a release (image models are "
+                         f"for --init): {' '.join(lines)}") from None
+    model.settings = part_of(content, "settings")
+    return model
 
 
-def load(path):
+def load(path=None):
     """A run folder, a file of ours, or one of TimeSformer, DistantSup or ProcedureVRL -> a
-    ProcedureModel in eval mode; its `settings` are the flags of the run. InputError as `read`, and
-    if tensors are absent, unexpected or of another shape."""
+    ProcedureModel in eval mode; its `settings` are the flags of the run. None: the checkpoint that
+    comes with the code. InputError as `read` and `rebuild`."""
+    if path is None:
+        path = INCLUDED
     content = read(path)
     try:
-        ours = "arguments" in content or "tau" in content.get("config", {})
-        model = rebuild(content if ours else convert_released(content))
+        model = rebuild(content)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        lines = " ".join(shorten(line, 200) for line in str(error).splitlines()[:5])
-        raise InputError(f"{path}: does not fit the models of this code or of a release (image "
-                         f"models are for --init): {lines}") from None
     model.path = path
     return model.eval()
 
 
+# --- What a model starts from ---
 def download():
     """The tensors of timm's image model, from which the released models start. InputError if it
     cannot be fetched."""
+    import timm
     try:
         return timm.create_model(TIMM, pretrained=True).state_dict()
     except Exception as error:                 # of the network, the hub or the file
@@ -107,24 +113,36 @@ def download():
 
 
 def open_start(source, world=None):
-    """{name of ours: tensor} of a run, a file or "timm", for `init_from`; None for "none". An image
-    model has no temporal attention: copies of the spatial one and its norm stand in; time_embed and
-    temporal_fc are 0, so f starts as this model.
-    world: version of a world that is made up; InputError for a run in another one."""
+    """{name of ours: tensor} of a run, a file or "timm", for `init_from`; None for "none".
+
+    world: version of a world that is made up; InputError for a run in another one.
+    """
     if str(source) == "none":
         return None
     content = download() if str(source) == "timm" else read(source)
-    before = content.get("settings", {}).get("world", world)
+    before = part_of(content, "settings").get("world", world)
     require(None in (world, before) or before == world, f"--init {source}: was trained in version "
             f"{before} of the --data; this code has {world}")
     w = tensors_of(content)
-    if "encoder.pos_embed" not in w or any("temporal_attn" in name for name in w):
-        return w
-    w = {name: value for name, value in w.items() if not name.startswith("encoder.head")}
-    w |= {re.sub(r"\.(attn|norm1)\.", r".temporal_\1.", name): w[name] for name in w}
-    w |= {name.replace(".attn.proj.", ".temporal_fc."): torch.zeros_like(w[name]) for name in w
-          if ".attn.proj." in name}
-    return w | {"encoder.time_embed": torch.zeros(1, 1, w["encoder.pos_embed"].shape[-1])}
+    is_image_model = not any("temporal_attn" in name for name in w)
+    if "encoder.pos_embed" in w and is_image_model:
+        return with_time(w)
+    return w
+
+
+def with_time(w):
+    """The tensors of an image model, and those that it lacks as a TimeSformer: copies of its
+    attention and the norm before it stand in for the temporal ones; time_embed and temporal_fc are
+    0, so f starts as this model."""
+    found = {"encoder.time_embed": torch.zeros(1, 1, w["encoder.pos_embed"].shape[-1])}
+    for name, value in w.items():
+        if name.startswith("encoder.head"):            # of ImageNet's classes
+            continue
+        found[name] = value
+        found[re.sub(r"\.(attn|norm1)\.", r".temporal_\1.", name)] = value
+        if ".attn.proj." in name:
+            found[name.replace(".attn.proj.", ".temporal_fc.")] = torch.zeros_like(value)
+    return found
 
 
 def resize(name, value, shape):
@@ -136,20 +154,41 @@ def resize(name, value, shape):
         return value
     if name.endswith("time_embed"):
         return functional.interpolate(value.mT, shape[1]).mT
-    old, new = (math.isqrt(places - 1) for places in (value.shape[1], shape[1]))
+    old, new = math.isqrt(value.shape[1] - 1), math.isqrt(shape[1] - 1)
+    if 1 + old ** 2 != value.shape[1]:                    # no square: of another kind of model
+        return value
     square = value[:, 1:].mT.unflatten(2, (old, old))     # (1, W, old, old); released: a list
     return torch.cat([value[:, :1], functional.interpolate(square, (new, new)).flatten(2).mT], 1)
 
 
+def share_of(part, taken, own):
+    """The share of the numbers of a part of a model, "encoder" or "denoiser", that are taken."""
+    count = given = 0
+    for name, value in own.items():
+        if name.startswith(f"{part}."):
+            count += value.numel()
+            given += value.numel() if name in taken else 0
+    return given / max(count, 1)
+
+
 def init_from(source, model, tensors):
-    """Copy tensors into the model's parameters, and print which; InputError if no block fits."""
-    own = dict(model.named_parameters())
-    fitted = {name: resize(name, tensors[name], own[name].shape) for name in own if name in tensors}
-    taken = {name: fitted[name] for name in fitted if fitted[name].shape == own[name].shape}
-    require(any("blocks." in name for name in taken), f"{source}: none of its {len(tensors)} "
-            "tensors fits a block of f or h; give a model of this --encoder and --size")
+    """Copy tensors into the model, buffers too, but not into the pool, and print which. InputError
+    if hardly one fits."""
+    own = {name: value for name, value in model.state_dict().items() if name != "phrases"}
+    taken, resized = {}, []
+    for name in own:
+        if name not in tensors:
+            continue
+        value = resize(name, tensors[name], own[name].shape)
+        if value.shape == own[name].shape:
+            taken[name] = value
+            if value.shape != tensors[name].shape:
+                resized.append(name)
+    most = max(share_of("encoder", taken, own), share_of("denoiser", taken, own))
+    require(most >= LEAST, f"{source}: its {len(tensors)} tensors give less than a tenth of f, and "
+            "of h; give a model of this --encoder and --size")
     model.load_state_dict(taken, strict=False)
-    resized = [name for name in taken if taken[name].shape != tensors[name].shape]
-    for what, names in ("taken", taken), ("resized", resized), ("new", own.keys() - taken.keys()):
+    new = [name for name in own if name not in taken]
+    for what, names in ("taken", taken), ("resized", resized), ("new", new):
         if names:
             print(f"{source}: {len(names)} {what}: {shorten(', '.join(sorted(names)), 200)}")

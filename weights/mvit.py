@@ -10,12 +10,15 @@ from torchvision.models.video import mvit
 
 def block_settings(stages, width, heads, kv_stride):
     """torchvision's settings of each block: pooling kernels of 3 x 3 x 3, equally many keys."""
-    settings = []
+    settings, kernel = [], [3, 3, 3]
     for stage, blocks in enumerate(stages):
         for block in range(blocks):
-            q, kv = 2 if stage and not block else 1, max(kv_stride >> stage, 1)
-            settings.append(mvit.MSBlockConfig(heads << stage, width, q * width, [3, 3, 3],
-                                               [3, 3, 3], [1, q, q], [1, kv, kv]))
+            q = 1
+            if stage > 0 and block == 0:                   # a new stage has half the places
+                q = 2
+            kv = max(kv_stride >> stage, 1)
+            settings.append(mvit.MSBlockConfig(heads << stage, width, q * width, kernel, kernel,
+                                               [1, q, q], [1, kv, kv]))
             width *= q
     return settings
 

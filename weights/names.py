@@ -1,9 +1,10 @@
 """Published weights: tensors under the names of our modules, and the sizes of their models."""
+import math
 import re
 
 import torch
 
-from diffusion import released_levels
+from diffusion import LEVELS, released_levels
 from losses import TAU
 from support.errors import require
 
@@ -34,17 +35,36 @@ video_encoder.*                              encoder.body.*
 def our_name(name):
     """Our name of a tensor of theirs, by NAMES."""
     for theirs, ours in NAMES:
-        if fits := re.fullmatch(theirs.replace(".", r"\.").replace("*", "(.+)"), name):
+        fits = re.fullmatch(theirs.replace(".", r"\.").replace("*", "(.+)"), name)
+        if fits:
             return ours.replace("*", "{}").format(*fits.groups())
     return name
+
+
+def part_of(content, key):
+    """The dict that a file's content has under a key; {} if it has none."""
+    part = content.get(key)
+    if isinstance(part, dict):
+        return part
+    return {}
+
+
+def require_whole(name, value):
+    """InputError if a tensor promises more numbers than its file has."""
+    stored = value.untyped_storage().nbytes() // value.element_size()
+    require(value.numel() <= stored, f"{name} has {value.numel()} numbers, of which {stored} are "
+            "stored")
 
 
 def tensors_of(content):
     """{name of ours: float32 tensor} of the content of a file, published or ours."""
     for key in ("model_state", "state_dict", "model"):
-        content = content[key] if isinstance(content.get(key), dict) else content
-    w = {re.sub(r"^((module|model)\.)+", "", name): value.float()
-         for name, value in content.items() if isinstance(value, torch.Tensor)}
+        content = part_of(content, key) or content
+    w = {}
+    for name, value in content.items():
+        if isinstance(value, torch.Tensor):
+            require_whole(name, value)
+            w[re.sub(r"^((module|model)\.)+", "", name)] = value.float()
     if "pos_encoding.class_token" in w:                # torchvision's MViT: our f's body
         return {f"encoder.body.{name}": value for name, value in w.items()}
     if "video_encoder.cls_token" in w:                 # (1, 1, width); torchvision's is (width,)
@@ -52,36 +72,62 @@ def tensors_of(content):
     return {our_name(name): value for name, value in w.items()}
 
 
+# --- A published model: its Config and its tensors under our names ---
+def released_encoder(w, heads):
+    """Config.encoder of published tensors. heads: of attention, which no tensor tells; None: one
+    for each 64 of a token's width, as in ViT."""
+    if "encoder.body.conv_proj.weight" in w:           # MViT-v2 is published in one size
+        return {"kind": "mvit"}
+    width, _, patch, _ = w["encoder.patch_embed.proj.weight"].shape
+    if not (isinstance(heads, int) and heads > 0):
+        heads = width // 64
+        require(width % 64 == 0, f'width {width}: save it with "config": {{"heads": N}}')
+    side = math.isqrt(w["encoder.pos_embed"].shape[1] - 1)                 # patches
+    depth = sum(name.endswith(".norm1.weight") for name in w)
+    return {"kind": "timesformer", "image": side * patch, "patch": patch, "width": width,
+            "frames": w["encoder.time_embed"].shape[1], "heads": heads, "depth": depth}
+
+
+def released_denoiser(w):
+    """Config.denoiser of published tensors; None without h. It has as many layers as levels."""
+    if "denoiser.position.weight" not in w:
+        return None
+    layers = sum(name.startswith("denoiser.") and name.endswith(".ln_1.weight") for name in w)
+    return {"layers": layers, "heads": 8, "clips": len(w["denoiser.position.weight"])}
+
+
+def released_task(classes, denoiser):
+    """The Task that a published model is fine-tuned for, by how many classes each of its
+    classifiers has; None without any."""
+    if not classes:
+        return None
+    if len(classes) > 1:                               # EPIC's verbs and nouns
+        return "actions"
+    if classes == [180]:                               # COIN's activities
+        return "activity"
+    return "forecast" if denoiser else "classify"
+
+
 def convert_released(content):
     """The content of a published file -> that of a file of ours. Its classifiers become one. Ours
     are divided by tau, the release's of forecasts are not: their weights are multiplied by tau."""
-    w, encoder, denoiser, task, T = tensors_of(content), {"kind": "mvit"}, None, "classify", 4
+    w = tensors_of(content)
     require("phrases" not in w, "the state_dict of a model of this code, which lacks tau and the "
             "noise schedule; save the model: `weights.save(path, model)`")
-    if "encoder.body.conv_proj.weight" not in w:       # MViT-v2 is published in one size
-        width, _, patch, _ = w["encoder.patch_embed.proj.weight"].shape
-        heads = content.get("config", {}).get("heads")                     # no tensor tells
-        require(heads or width % 64 == 0, f'width {width}: save it with "config": {{"heads": N}}')
-        side = round((w["encoder.pos_embed"].shape[1] - 1) ** 0.5)         # patches
-        encoder = {"kind": "timesformer", "image": side * patch, "patch": patch, "width": width,
-                   "frames": w["encoder.time_embed"].shape[1], "heads": heads or width // 64,
-                   "depth": sum(name.endswith(".norm1.weight") for name in w)}
-    if "denoiser.position.weight" in w:                # T is the number of layers
-        T = sum(name.startswith("denoiser.") and name.endswith(".ln_1.weight") for name in w)
-        denoiser = {"layers": T, "heads": 8, "clips": len(w["denoiser.position.weight"])}
-        task = "forecast"
-    sets = [name for name in ("cls", "v", "n") if f"classifier.{name}.weight" in w]
-    classes = [len(w[f"classifier.{name}.weight"]) for name in sets]
-    if classes == [180]:                               # COIN's activities
-        task = "activity"
-    if len(classes) > 1:                               # EPIC's verbs and nouns
-        task = "actions"
+    encoder = released_encoder(w, part_of(content, "config").get("heads"))
+    denoiser, levels, factor = released_denoiser(w), LEVELS, 1.0
+    if denoiser:
+        levels, factor = denoiser["layers"], TAU
     tensors = {name: w[name] for name in w if name.startswith(("encoder.", "denoiser."))}
     tensors["phrases"] = torch.zeros(0, len(w["encoder.head.weight"]))     # (0, D): unknown
-    for part in ("weight", "bias") if sets else ():
-        joined = torch.cat([w[f"classifier.{name}.{part}"] for name in sets])
-        tensors[f"classifier.{part}"] = joined * (TAU if denoiser else 1)
-    return {"model": tensors, "config": {
-        "encoder": encoder, "denoiser": denoiser, "order": "diffusion" if denoiser else "none",
-        "task": task if classes else None, "classes": classes, "pixels": PIXELS, "tau": TAU,
-        "alpha_bar": released_levels(T).tolist(), "scale": 1.0}}
+    sets = [name for name in ("cls", "v", "n") if f"classifier.{name}.weight" in w]
+    classes = [len(w[f"classifier.{name}.weight"]) for name in sets]
+    if sets:
+        for part in "weight", "bias":
+            joined = torch.cat([w[f"classifier.{name}.{part}"] for name in sets])
+            tensors[f"classifier.{part}"] = joined * factor
+    config = {"encoder": encoder, "denoiser": denoiser,
+              "order": "diffusion" if denoiser else "none",
+              "task": released_task(classes, denoiser), "classes": classes, "pixels": PIXELS,
+              "tau": TAU, "scale": 1.0, "alpha_bar": released_levels(levels).tolist()}
+    return {"model": tensors, "config": config}

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from files.lists import fields_of
 from pseudo_labels import Teacher
 from support.errors import InputError, require
+from support.tensors import read_npz
+
+TABLE = "needed are names (K,), text, and embeddings (K, D), finite floats"
 
 
 class TextTable(Teacher):
@@ -20,16 +22,31 @@ class TextTable(Teacher):
     size, reads_sentences, model = 0, False, nn.Identity()     # it looks at no pictures
 
     def __init__(self, path):
-        need = "needed are names (K,), text, and embeddings (K, D), floats"
-        with fields_of(path, need), np.load(path, allow_pickle=False) as file:
-            embeddings = torch.from_numpy(file["embeddings"]).float()
-            self.known = dict(zip(file["names"].tolist(), embeddings, strict=True))
+        arrays = read_npz(path, TABLE)
+        names, rows = arrays.get("names"), arrays.get("embeddings")
+        require(names is not None and rows is not None, f"{path}: has {', '.join(arrays)}; {TABLE}")
+        fits = names.ndim == 1 and rows.ndim == 2 and len(names) == len(rows) > 0
+        kinds = names.dtype.kind + rows.dtype.kind
+        require(fits and kinds == "Uf" and np.isfinite(rows).all(), f"{path}: other types, shapes "
+                f"or numbers; {TABLE}")
+        self.known = dict(zip(names.tolist(), torch.from_numpy(rows).float(), strict=True))
 
     def encode_phrases(self, phrases):
         """K texts -> (K, D). InputError if the file lacks one."""
         absent = [phrase for phrase in phrases if phrase not in self.known]
         require(not absent, f"--clip: has no embedding of {', '.join(absent[:2])}")
         return torch.stack([self.known[phrase] for phrase in phrases])
+
+
+def require_no_code(path):
+    """InputError if an open_clip_config.json is damaged, or asks for code to be run."""
+    try:
+        config = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is no JSON ({shorten(str(error), 80)}); get it again") from None
+    require(isinstance(config, dict), f"{path}: is no JSON object; get it again")
+    require("trust_remote_code" not in json.dumps(config), f"{path} asks for code of its own to be "
+            "run; remove its trust_remote_code")
 
 
 def open_teacher(clip, clip_weights=None, device="cpu"):
@@ -45,9 +62,7 @@ def open_teacher(clip, clip_weights=None, device="cpu"):
         return TextTable(clip)
     if clip.startswith("local-dir:"):
         require(clip_weights is None, f"--clip-weights {clip_weights}: {clip} has its own")
-        config = Path(clip.removeprefix("local-dir:")) / "open_clip_config.json"
-        require("trust_remote_code" not in json.dumps(json.loads(config.read_bytes())),
-                f"{config} asks for code of its own to be run; remove its trust_remote_code")
+        require_no_code(Path(clip.removeprefix("local-dir:")) / "open_clip_config.json")
     else:
         require(clip in open_clip.list_models(), f"--clip {clip}: not in open_clip.list_models(); "
                 "a folder is given as local-dir:DIR, text embeddings as an existing FILE.npz")
@@ -66,20 +81,33 @@ def open_teacher(clip, clip_weights=None, device="cpu"):
     return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)
 
 
+def require_classes(model, names):
+    """InputError if a checkpoint is fine-tuned to other classes than `names`, with the first that
+    differs."""
+    config = model.config
+    if config.task is None:
+        return
+    tuned = config.names or names                          # a published file holds no names
+    if list(config.classes) == [len(names)] and list(tuned) == list(names):
+        return
+    known, here = tuned[0], names[0]
+    for one, other in zip(tuned, names):
+        if one != other:
+            known, here = one, other
+            break
+    raise InputError(f"{model.path}: is fine-tuned to {sum(config.classes)} classes, such as "
+                     f"{known!r}; here are {len(names)}, with {here!r} in its place; give the "
+                     "--data or --steps of its training")
+
+
 def texts_of(model, teacher, names):
     """The teacher's embeddings (S, D) of a label set, on the model's device. InputError for another
     teacher than the checkpoint was trained with, or for other classes than it is fine-tuned to."""
-    config = model.config
-    tuned = config.names or names                          # a published file holds no names
-    first = next((pair for pair in zip(tuned, names) if pair[0] != pair[1]), (tuned[0], names[0]))
-    require(not config.task or [*config.classes] == [len(names)] and [*tuned] == [*names],
-            f"{model.path}: is fine-tuned to {sum(config.classes)} classes, such as {first[0]!r}; "
-            f"here are {len(names)}, with {first[1]!r} in its place; give the --data or --steps of "
-            "its training")
+    require_classes(model, names)
     texts = teacher.encode_phrases(names).to(model.phrases.device)
-    same = texts.shape[1] == model.dim
-    if same and config.first_phrase is not None:
-        now = teacher.encode_phrases([config.first_phrase]).to(model.phrases)
+    first, same = model.config.first_phrase, texts.shape[1] == model.dim
+    if same and first is not None and len(model.phrases):
+        now = teacher.encode_phrases([first]).to(model.phrases)
         same = functional.cosine_similarity(now, model.phrases[:1]).item() > 0.999
     require(same, f"{model.path}: was trained with another teacher, whose embeddings differ; "
             "give the same --clip and --clip-weights (the toy world's is --clip toy)")
