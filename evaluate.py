@@ -21,16 +21,15 @@ from typing import Callable, NamedTuple
 import torch
 
 import weights
-from data import (CLIP_SECONDS, EPIC_FRAMES, EPIC_SECONDS, activity_examples, classify_examples,
-                  forecast_examples)
+from data import (CLIP_SECONDS, EPIC_FRAMES, EPIC_SECONDS, NOUNS, VERBS, activity_examples,
+                  classify_examples, forecast_examples)
 from diffusion import expectation
-from files.features import write_features
-from files.lists import NOUNS, VERBS
 from losses import match
 from model import match_labels
-from sources import DATA, history_of, open_labeled, open_teacher, warn_of_data
-from support.arguments import (Parser, add_labeled_flags, add_run_flags, default_checkpoint,
-                               pick_device, positive)
+from sources import (SOURCES, data_set, history_of, open_labeled, open_unlabeled, open_teacher,
+                     warn_of_data)
+from support.arguments import (Parser, add_data_flags, add_history_flag, add_run_flags,
+                               add_teacher_flags, default_checkpoint, peek, pick_device, positive)
 from support.encode import encode_examples
 from support.errors import require, run
 from support.metrics import accuracies, draw_correct, pack, percent, print_lines, topk_correct
@@ -58,7 +57,8 @@ class Task(NamedTuple):
     read: Callable             # (model, x (B, N, D), n (B,)) -> what the classifier reads (B, V, D)
     lines: Callable            # Asked -> lines of the table, a dict of the JSON
     trained: str | None        # fine-tuning also trains this part: "encoder", "denoiser"
-    texts: bool = True         # whether the classes have texts, so that it can be done zero-shot
+    needs: tuple = ("steps", "names")          # what its data set must have (data.Source.has);
+    #                            with names, the classes have texts: it can be done zero-shot
     views: bool = False        # an example's windows are views, of which training shows one
     frames: int | None = None  # of a clip, if f is trained on others than in pre-training
     epochs: float = 15.0       # of fine-tuning: how often it shows each example
@@ -199,21 +199,25 @@ TASKS = {
     "classify": Task(lambda videos, spacing, min_steps: classify_examples(videos, 3, CLIP_SECONDS),
                      lambda model, x, n: x, classify_lines, None, views=True),
     "activity": Task(lambda videos, spacing, min_steps: activity_examples(videos), next_clip,
-                     activity_lines, "denoiser", texts=False, epochs=60.0,
-                     classes=lambda videos, names: [1 + max(video.activity for video in videos)]),
+                     activity_lines, "denoiser", needs=("activities",), epochs=60.0),
     "actions": Task(lambda videos, spacing, min_steps: classify_examples(
                         videos, EPIC_VIEWS, EPIC_SECONDS), lambda model, x, n: x, action_lines,
-                    "encoder", texts=False, views=True, frames=EPIC_FRAMES, epochs=50.0, lr=1e-4,
-                    decay=5e-2, clip=1.0,
+                    "encoder", needs=("actions",), views=True, frames=EPIC_FRAMES, epochs=50.0,
+                    lr=1e-4, decay=5e-2, clip=1.0,
                     classes=lambda videos, names: [VERBS, NOUNS]),
 }
 
 
 def task_name(args):
-    """Which of TASKS --task means for --data: one of its own, or one that is no other's own; the
-    first by default. InputError if none."""
-    taken = {name for data in DATA.values() for name in data.tasks.values()}
-    names = DATA[args.data].tasks or {name: name for name in TASKS if name not in taken}
+    """Which of TASKS --task means for --data, which has what the task needs; the first by default.
+    InputError if none."""
+    has = set(data_set(args.data).has)
+    names = {}
+    for name, task in TASKS.items():
+        if set(task.needs) <= has:
+            word = "classify" if "actions" in task.needs else name
+            names[word] = name
+    require(names, f"--data {args.data} has no labels, which every task needs")
     args.task = args.task or next(iter(names))
     require(args.task in names, f"--task {args.task}: --data {args.data} can only "
             f"{', '.join(names)}")
@@ -224,7 +228,8 @@ def require_task(model, name, args):
     """InputError unless the model can do the task: it is fine-tuned for it; or it is not
     fine-tuned, and matches texts."""
     config, task = model.config, TASKS[name]
-    fits = task.texts and not task.frames and (task.trained != "denoiser" or model.denoiser)
+    fits = ("names" in task.needs and not task.frames
+            and (task.trained != "denoiser" or model.denoiser))
     if config.task:
         fits = config.task == name
     state = f"fine-tuned for {config.task}" if config.task else "not fine-tuned"
@@ -261,7 +266,7 @@ def evaluate(args):
 
     # 3. The table.
     return {"task": args.task, "data": args.data,
-            "split": DATA[args.data].split(args),
+            "split": source.split,
             "setting": "fine-tuned" if model.config.task else "zero-shot",
             "order": model.config.order, "listed": len(listed), "evaluated": len(examples),
             "absent": sum(kind == "absent" for kind, _ in source.left_out.values()),
@@ -276,9 +281,13 @@ def evaluate(args):
 def main(args):
     """Score, print, and write the JSON if asked for; or write a features file."""
     if args.task == "features":
-        device = pick_device(args.device)
-        teacher = args.clip and open_teacher(args.clip, args.clip_weights, device)
-        return write_features(args, teacher, device)
+        from files.features import write_features          # files/ is loaded when it is needed
+        device, teacher = pick_device(args.device), None
+        model = weights.load(args.checkpoint).to(device)
+        if args.clip:
+            teacher = open_teacher(args.clip, args.clip_weights, device)
+        write_features(args, model, teacher, open_unlabeled(args, model, teacher))
+        return
     content = evaluate(args)
     print_lines(content)
     if args.json:
@@ -288,25 +297,35 @@ def main(args):
 def parse(argv=None):
     """The command line."""
     parser = Parser("Measure a checkpoint: forecasting, classification.")
-    add = parser.add_argument
+    data = "toy"
+    if peek(argv, "--task") == "features":
+        data = "howto100m"                                 # a folder of videos
+    add_data_flags(parser, argv, [*SOURCES], data_set, "evaluate", data)
+
+    add = parser.add_argument_group("what is measured").add_argument
     add("--task", help="what to measure: forecast, classify or activity (default: forecast; epic: "
         "classify); features: write those of --videos to --out")
-    add("--checkpoint", type=Path, help="a run folder, a checkpoint file, or a published one "
-        "(default: runs/pretrain, else the checkpoint that comes with the code)")
-    add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled], 1000)
     add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
-    add("--min-steps", type=int, default=2, help="leave out videos with fewer annotated steps")
-    add("--samples", "--oracle", type=positive(int), default=5, dest="samples",
+    add("--min-steps", type=positive(int), default=2, help="leave out videos with fewer annotated "
+        "steps")
+    add_history_flag(add)
+    add("--samples", "--oracle", type=positive(int, most=100_000), default=5, dest="samples",
         help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
     add("--repeats", type=positive(int), default=1, help="draw the samples this many times: "
         "mean and deviation (Table 5)")
     add("--similar", action="store_true", help="also forecast by similar training histories (toy)")
-    add("--horizon", type=positive(int), default=1, help="also sample futures of this many steps "
-        "(toy)")
+    add("--horizon", type=positive(int, most=1000), default=1, help="also sample futures of this "
+        "many steps (toy)")
+
+    add = parser.add_argument_group("model").add_argument
+    add("--checkpoint", type=Path, help="a run folder, a checkpoint file, or a published one "
+        "(default: runs/pretrain, else the checkpoint that comes with the code)")
+    add_teacher_flags(add)
+
+    add = add_run_flags(parser)
+    add("--batch", type=positive(int), default=64, help="examples at once; no effect on the result")
     add("--json", type=Path, help="also write the numbers here")
     add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
-    add("--batch", type=positive(int), default=64, help="examples at once; no effect on the result")
-    add_run_flags(parser)
     args = parser.parse_args(argv)
     args.checkpoint = args.checkpoint or default_checkpoint()
     return args

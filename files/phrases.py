@@ -5,8 +5,8 @@ one phrase. The third column of the released file, concreteness, is empty here."
 from collections import Counter
 
 from files.captions import MAX_UNREADABLE, Captions
-from files.lists import PHRASE
 from support.errors import InputError, require
+from support.read import PHRASE
 from support.write import write_text
 
 TOP = 9871                    # phrases of the paper's pool

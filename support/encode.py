@@ -15,7 +15,6 @@ from model import encode_parts
 from support.arguments import mixed_precision
 from support.errors import require_readable
 from support.workers import join, read_ahead
-from weights.adapter import TeacherFeatures
 
 WINDOWS = 64                  # that are read at once
 
@@ -34,6 +33,7 @@ class LabeledExamples(Dataset):
     def __getitem__(self, item):
         epoch, number, place = item
         video, windows, *_ = self.examples[number]
+        self.source.require_used(video)
         rng = None
         if self.seed is not None:
             rng = np.random.default_rng((ITEM, self.seed, epoch, number))
@@ -57,7 +57,7 @@ def encode_examples(model, teacher, source, examples, args):
     reads = iter(tqdm(reads, "encode", len(examples), mininterval=1))
     while part := [*islice(reads, count)]:
         unreadable |= {read.name: read.failed for read in part
-                       if read.failed and read.name not in source.left_out}
+                       if read.failed and not read.left_out}
         part = [read for read in part if not read.failed]
         if not part:
             continue
@@ -66,7 +66,7 @@ def encode_examples(model, teacher, source, examples, args):
         if teacher:
             features = teacher.encode_clips(join([read.seen for read in part], device)).to(device)
             seen += features.split(n)
-        if isinstance(f, TeacherFeatures):
+        if model.config.encoder["kind"] == "teacher":          # in place of f
             x += f(features).split(n)
         else:
             clips = join([read.clips for read in part], device)

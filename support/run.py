@@ -23,7 +23,6 @@ from support.write import write_atomically, write_json
 FIRST_SAVE, LAST_SAVE, SHARE = 60.0, 600.0, 100    # s; a save may take a hundredth of the time
 FREE = ("out", "resume", "device", "workers", "max_unreadable", "micro_batch", "log_every", "skip",
         "compile")
-PATHS = "videos", "features", "captions", "ids", "phrases", "annotations", "steps"     # may move
 
 
 def learning_rate(update, first, last, peak):
@@ -50,6 +49,8 @@ class Run:
                          for name, value in flags.items() if name not in FREE}
         self.rank, self.world = parallel.rank_and_world()  # process 0 writes the files
         self.checkpoint, self.unreadable, self.told, self.before = {}, {}, {}, set()
+        self.silent = set()                                # ids of videos without words, as named
+        self.paths = {name for name, value in flags.items() if isinstance(value, Path)}
         self.resumed, self.updated, self.stop = args.resume, False, False
         self.saved, self.period = time.perf_counter(), FIRST_SAVE
 
@@ -84,8 +85,9 @@ class Run:
         """InputError if the checkpoint's run had other settings."""
         before = self.checkpoint.get("settings", self.settings)
         for name, value in self.settings.items():
-            require(name in PATHS or before.get(name) == value, f"--resume: the run in {self.out} "
-                    f"has {name} {before.get(name)}, not {value}; it must stay the same")
+            same = name in self.paths or before.get(name) == value
+            require(same, f"--resume: the run in {self.out} has {name} {before.get(name)}, not "
+                    f"{value}; it must stay the same")
 
     def begin(self, source, **lists):
         """Write what the run is and what is left out; drop the rows of metrics.jsonl that are later
@@ -118,7 +120,11 @@ class Run:
             self.before.discard(read.name)
             if read.failed is None:
                 self.unreadable.pop(read.name, None)
-            elif read.name not in self.unreadable and read.name not in self.source.left_out:
+            elif read.left_out:                        # --skip, or without words: not counted
+                if read.name not in self.source.left_out and read.name not in self.silent:
+                    tqdm.write(f"left out: {read.name}: {read.failed}")
+                    self.silent.add(read.name)
+            elif read.name not in self.unreadable:
                 tqdm.write(f"unreadable: {read.name}: {read.failed}")
                 self.unreadable[read.name] = read.failed
         return [read for read in reads if read.failed is None]

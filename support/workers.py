@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from data import ORDER, Read, Unreadable
+from data import ORDER, LeftOut, Read, Unreadable
 from support.errors import require
 
 AHEAD = 2                 # items that a worker reads ahead; torch's default
@@ -70,7 +70,8 @@ class Watched(Dataset):
         try:
             return self.dataset[item]
         except Unreadable as error:
-            return Read(self.dataset.name(item), item[2], failed=str(error))
+            return Read(self.dataset.name(item), item[2], failed=str(error),
+                        left_out=isinstance(error, LeftOut))
 
 
 def read_ahead(dataset, items, workers, size=0, held=1, pin=False):

@@ -19,7 +19,7 @@ from support.encode import encode_examples
 from support.workers import read_ahead
 from test_toy import slow_next
 from toy import grammar, truth
-from toy.source import ToySource, load_teacher
+from toy.source import Toy, load_teacher
 
 Q, FIRST = 3, {b: a for a, b in grammar.LOOK_ALIKES}
 
@@ -146,7 +146,7 @@ def test_similar_histories_equal_a_search_for_the_nearest():
     """Catches: clips of another video or split; histories compared at their beginning; an answer
     among its clips; fewer neighbors; an annotated step in place of Eq. 6's; another stride."""
     found, model, examples = evaluated("--similar")
-    train, rng, histories = ToySource("train", range(55), 4), np.random.default_rng(4), []
+    train, rng, histories = Toy.of("train", range(55), 4), np.random.default_rng(4), []
     for i, video in enumerate(train.videos):
         windows = sentence_windows(train.narration(i), video.duration, rng, model.config.stride)
         clips = model.encode(train.clips(i, windows)[0])

@@ -1,5 +1,6 @@
 """Features: made of videos, read from files, and all commands from training to a forecast."""
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,25 @@ def write(save=np.savez, **changes):
     content = dict(video=np.array(["a"] * 30 + ["b"] * 10), start=start, end=start + 2,
                    embedding=rng.random((40, 5)), teacher=rng.random((40, 3))) | changes
     save("f.npz", **{name: value for name, value in content.items() if value is not None})
+
+
+def damaged(path, **arrays):
+    """One byte is another, so that a checksum is wrong."""
+    np.savez(path, **arrays)
+    content = bytearray(Path(path).read_bytes())
+    content[content.index(b"embedding.npy") + 300] ^= 1
+    Path(path).write_bytes(content)
+
+
+def dishonest(path, **arrays):
+    """A header says that there are 10^15 rows."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array_header_1_0(file, {
+                    "descr": array.dtype.str, "fortran_order": False,
+                    "shape": (10 ** 15, *array.shape[1:])})
+                file.write(array.tobytes())
 
 
 def test_no_row_of_a_history_ends_after_it(here):
@@ -45,7 +65,10 @@ def test_no_row_of_a_history_ends_after_it(here):
 @pytest.mark.parametrize("changes, words", [
     (dict(save=lambda path, **_: Path(path).write_bytes(b"PK")), "no such file, no npz, or cut"),
     (dict(end=None), "end.*needed"),
-    (dict(teacher=np.ones((39, 3))), "other types, shapes"), (dict(end=np.zeros(40)), "or times"),
+    (dict(teacher=np.ones((39, 3))), "other types or shapes"),
+    (dict(end=np.zeros(40)), "a row does not end after"),
+    (dict(end=np.full(40, np.inf)), "a row does not end after its start, or never"),
+    (dict(save=damaged), "BadZipFile.*needed are"), (dict(save=dishonest), ".*needed are"),
     (dict(video=np.array(["a", "b"] * 20)), "two"),
     (dict(video=np.array([Malice()] * 40)), "Object arrays cannot be loaded"),
     (dict(teacher=np.full((40, 3), np.nan)), "a number is not finite"),
@@ -121,4 +144,4 @@ def test_features_of_videos(trained, here, capsys):
         np.testing.assert_allclose(x, own.embedding, atol=1e-5)
         path.write_bytes(b"damaged")
     assert "2 of 2 videos are unreadable" in fails(capsys, "evaluate.py", *flags)
-    assert "needs --videos" in fails(capsys, "evaluate.py", *flags[:2])
+    assert "required: --videos" in fails(capsys, "evaluate.py", *flags[:2])

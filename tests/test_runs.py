@@ -14,7 +14,7 @@ from commands import ONE, broken_source, call, fails, read_json, rows_of, same_r
 from conftest import TINY, log_and_save_every
 from support import run
 from toy import grammar
-from toy.source import ToySource
+from toy.source import Toy
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)      # Windows has none
 LONG = "--toy-videos", "16", "--batch", "4", "--sgd-epochs", "1", "--epochs", "2"   # 12 updates
@@ -149,7 +149,7 @@ def test_a_run_saves_after_a_minute_and_then_for_a_hundredth_of_the_time(tmp_pat
     args = train.parse(["--out", f"{tmp_path}/run"])
     args.log_every, optimizer = 1, torch.optim.SGD(model.parameters())
     with run.Run(args) as folder:
-        folder.start("", ToySource("train", range(2), 4), 1000, 10, ["loss"], "cpu")
+        folder.start("", Toy.of("train", range(2), 4), 1000, 10, ["loss"], "cpu")
         for update, wait in enumerate([59, 2, 198, 3, 599, 2], start=1):
             clock[0] += wait
             assert not folder.after(update, torch.ones(()), model, optimizer)

@@ -83,7 +83,7 @@ def test_a_forecast_is_shown_nothing_of_what_follows(monkeypatch, tmp_path):
         return video._replace(steps=(*video.steps[:at], *steps))
 
     def given():
-        toy, paths = source.ToySource("test", range(2), 4, known), find_videos(tmp_path)
+        toy, paths = source.Toy.of("test", range(2), 4, known), find_videos(tmp_path)
         examples = [e for e in forecast_examples(toy.videos, 11.0) if e.step <= at]
         clips, seen = map(torch.cat, zip(*(toy.clips(e.video, e.windows) for e in examples)))
         read = [read_clips(paths[toy.videos[e.video].name], f, e.windows) for e in examples]

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_model
 from tqdm.contrib.concurrent import thread_map
 
-from support.arguments import Parser
+from support.arguments import Parser, positive
 from support.errors import run
 from support.write import write_json, write_text
 from toy import grammar, render
@@ -37,6 +37,7 @@ def export_video(out, video):
     write_text(out / "captions" / f"{video.name}.csv", f"start,end,text\n{rows}")
     return video.name, {
         "duration": video.duration, "recipe_type": video.activity,
+        "class": [*grammar.PROCEDURES][video.activity],
         "subset": "testing" if video.split == "test" else "training",
         "annotation": [{"id": str(label + 1), "segment": [start, end],       # COIN counts from 1
                         "label": grammar.STEPS[label]} for start, end, label in video.steps]}
@@ -61,12 +62,16 @@ def export(out, train, test):
 def parse(argv=None):
     """The command line."""
     parser = Parser(__doc__, prog="python -m toy")
-    commands = parser.add_subparsers(dest="command", required=True)
-    flags = commands.add_parser("export", description="Write the toy world as real files.")
-    flags.add_argument("--out", type=Path, required=True, help="folder, new")
-    flags.add_argument("--train", type=int, default=6000, help="videos for training and validation")
-    flags.add_argument("--test", type=int, default=1000, help="test videos")
-    commands.add_parser("teacher", description="Train the teacher: a minute on one core.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    export_flags = commands.add_parser("export", help="write the toy world as real files",
+                                       description="Write the toy world as real files.")
+    add = export_flags.add_argument
+    add("--out", type=Path, required=True, help="folder, new")
+    add("--train", type=positive(int, zero=True, most=1_000_000), default=6000,
+        help="videos for training and validation")
+    add("--test", type=positive(int, zero=True, most=1_000_000), default=1000, help="test videos")
+    commands.add_parser("teacher", help="train the teacher again",
+                        description="Train the teacher: a minute on one core.")
     return parser.parse_args(argv)
 
 

@@ -6,23 +6,68 @@ import numpy as np
 import torch
 from tqdm.contrib.concurrent import thread_map
 
-from data import frame_times
+from data import Lists, Pictures, Source, frame_times
 from pseudo_labels import Teacher
+from support.arguments import positive
 from toy import grammar, render
 from toy.teacher import TEACHER_FILE, build_teacher
 from toy.truth import Truth
 
+VIDEOS = {"evaluate": 1000}        # --toy-videos of a command; of the others: TRAINING_VIDEOS
+TRAINING_VIDEOS = 6000
 
-class ToySource:
-    """Videos of a split, by their numbers, in clips of F frames. With a teacher, its features of
-    all frames are computed once, at the start."""
+
+class Toy(Source):
+    """The toy world: rendered videos of a written-down grammar, made up on the spot.
+
+    Frames are drawn once, when it is opened; with a teacher, its features of them are computed,
+    too.
+    """
+    narrated = True
+    has = "steps", "names", "activities"
+    side = render.SIZE
     pixels = render.MEAN, render.STD
+    tau = 0.045
+    size = "small"
+    clip = "toy"
+    phrases = grammar.PHRASES
+    world = grammar.VERSION
+    steps = grammar.STEPS
 
-    def __init__(self, split, numbers, frames, teacher=None):
-        self.frames_per_clip, self.truth, self.left_out = frames, Truth(self), {}
-        self.videos = self.listed = [grammar.make_video(split, number) for number in numbers]
-        self.said = [render.narrate(video) for video in self.videos]
-        parts = thread_map(render.render, self.videos, desc=f"render {split}", delay=2)
+    @staticmethod
+    def add_flags(add, command):
+        """As data.Source has it."""
+        add("--toy-videos", type=positive(int, most=1_000_000),
+            default=VIDEOS.get(command, TRAINING_VIDEOS), help="videos of the toy world")
+
+    @classmethod
+    def of(cls, split, numbers, frames, teacher=None, narrated=False):
+        """Videos of a split, by their numbers, opened for clips of F frames."""
+        source = cls(None)
+        source.listed = source.videos = [grammar.make_video(split, number) for number in numbers]
+        source.split = split
+        source.open(Pictures(render.SIZE, frames), teacher, narrated)
+        return source
+
+    def __init__(self, args):
+        self.truth = Truth(self)
+        self.said = {}                                     # {i: narration} of those asked for
+
+    def read_lists(self, args, split):
+        """As data.Source has it: the first --toy-videos of a split, or of each."""
+        splits = [split]
+        if split is None:
+            splits = grammar.SPLIT_SEEDS
+        videos = []
+        for one in splits:
+            videos += [grammar.make_video(one, number) for number in range(args.toy_videos)]
+        names, activities = enumerate(grammar.STEPS), enumerate(grammar.PROCEDURES)
+        return Lists(videos, dict(names), dict(activities))
+
+    def open(self, pictures, teacher, narrated=False):
+        """As data.Source has it."""
+        self.frames_per_clip = pictures.frames
+        parts = thread_map(render.render, self.videos, desc="render", delay=2)
         self.first = np.cumsum([0] + [len(part) for part in parts])     # of each video's frames
         self.frames = torch.from_numpy(np.concatenate(parts))           # (n, 3, H, W) uint8
         self.features = torch.empty(0)                                  # (n, D) of the teacher
@@ -34,6 +79,8 @@ class ToySource:
 
     def narration(self, i):
         """As data.Source has it."""
+        if i not in self.said:
+            self.said[i] = render.narrate(self.videos[i])
         return self.said[i]
 
     def duration(self, i):
@@ -41,7 +88,7 @@ class ToySource:
         return self.videos[i].duration
 
     def clips(self, i, windows, rng=None):
-        """As data.Source has it; nothing is drawn."""
+        """As data.Source has it; nothing is drawn at random."""
         times, n = frame_times(windows, self.frames_per_clip), self.first[i + 1] - self.first[i]
         index = torch.from_numpy(self.first[i] + render.last_taken(times, n))              # (C, F)
         seen = self.features[index].mean(1) if len(self.features) else self.features

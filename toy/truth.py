@@ -33,7 +33,7 @@ def histories(x):
 
 
 class Truth:
-    """The truth of a ToySource."""
+    """The truth of a toy.source.Toy."""
     steps = grammar.STEPS                              # names of the S steps
     first = torch.from_numpy(grammar.ALIKE)            # (S,) id of a step, or of its pair's first
 
@@ -60,7 +60,7 @@ class Truth:
         most eight, as h reads them. The step that followed is that clip's likeliest step, by Eq. 6.
         """
         count, rng = model.settings["toy_videos"], np.random.default_rng(args.seed)
-        source = type(self.source)("train", range(count), model.encoder.frames)
+        source = type(self.source).of("train", range(count), model.encoder.frames)
         videos = [Example(i, sentence_windows(source.narration(i), source.duration(i), rng,
                                               model.config.stride), 0, 0) for i in range(count)]
         clips, counts, *_ = encode_examples(model, None, source, videos, args)     # (V, N, D)

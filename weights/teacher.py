@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from files.lists import fields_of
 from pseudo_labels import Teacher
 from support.errors import InputError, require
+from support.read import fields_of
 
 
 class TextTable(Teacher):
