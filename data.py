@@ -143,7 +143,7 @@ class Source:
             return None
         if self.captions is None:
             return self.paths.keys()
-        return self.paths.keys() & {*self.captions}
+        return self.paths.keys() & set(self.captions)
 
     def open(self, pictures, teacher, narrated=False):
         """Prepare to read clips of `videos`. pictures: what f reads, Pictures; teacher: the one
@@ -382,9 +382,12 @@ def classify_examples(videos, views=3, seconds=CLIP_SECONDS):
 
 def activity_examples(videos):
     """One example for every video: all of it, cut into eight."""
-    return [Example(i, equal_windows(0.0, video.duration or max(
-        (step.end for step in video.steps), default=0.0), HISTORY_CLIPS), video.activity, 0)
-        for i, video in enumerate(videos)]
+    examples = []
+    for i, video in enumerate(videos):
+        end = video.duration or max((step.end for step in video.steps), default=0.0)
+        windows = equal_windows(0.0, end, HISTORY_CLIPS)
+        examples.append(Example(i, windows, video.activity, 0))
+    return examples
 
 
 def forecast_examples(videos, spacing=None, min_steps=2):

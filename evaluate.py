@@ -300,7 +300,7 @@ def parse(argv=None):
     data = "toy"
     if peek(argv, "--task") == "features":
         data = "howto100m"                                 # a folder of videos
-    add_data_flags(parser, argv, [*SOURCES], data_set, "evaluate", data)
+    add_data_flags(parser, argv, list(SOURCES), data_set, "evaluate", data)
 
     add = parser.add_argument_group("what is measured").add_argument
     add("--task", help="what to measure: forecast, classify or activity (default: forecast; epic: "

@@ -190,7 +190,7 @@ def parse(argv):
     """The command line of `--stage finetune`. Defaults are those of the task."""
     parser = Parser("Fine-tune a checkpoint with labels (paper, Sec. 4).")
     parser.add_argument("--stage", choices=["pretrain", "finetune"], default="finetune")
-    kind = add_data_flags(parser, argv, [*SOURCES], data_set, "finetune")
+    kind = add_data_flags(parser, argv, list(SOURCES), data_set, "finetune")
     asked = Namespace(data=peek(argv, "--data", "toy"), task=peek(argv, "--task", "classify"))
     task = TASKS[task_name(asked)]
 

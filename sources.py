@@ -60,9 +60,9 @@ def steps_of(model):
     it was trained there; else None."""
     config = model.config
     if config.task in (None, "forecast", "classify") and config.names:
-        return [*config.names]
+        return list(config.names)
     if config.clip in TEACHERS:
-        return [*data_set(config.clip).steps]
+        return list(data_set(config.clip).steps)
     return None
 
 
@@ -145,21 +145,21 @@ def choose(source, videos, skip=()):
     """Set which videos of a source are listed, can be used, and are left out. Those to skip keep
     their place, so that a resumed run may skip one more. InputError if none is there, or if one to
     skip is not listed."""
-    source.listed = source.videos = videos
-    source.left_out = {}
     names = dict.fromkeys(video.name for video in videos)
-    found = source.found()
+    found, left_out = source.found(), {}
     if found is not None:
-        absent = [name for name in names if name not in found]
-        require(len(absent) < len(names), f"none of {len(names)} listed videos has a file of its "
+        for name in names:
+            if name not in found:
+                left_out[name] = "absent", "no file, or no narration"
+        require(len(left_out) < len(names), f"none of {len(names)} listed videos has a file of its "
                 f"name, with captions if it needs them; listed is {next(iter(names))!r}, there is "
                 f"the video {next(iter(source.paths))!r}")
-        for name in absent:
-            source.left_out[name] = "absent", "no file, or no narration"
-        source.videos = [video for video in videos if video.name not in source.left_out]
+    source.listed = videos
+    source.videos = [video for video in videos if video.name not in left_out]
     for name in map(video_name, skip):
         require(name in names, f"--skip {name}: not among the listed videos")
-        source.left_out.setdefault(name, ("skipped", "left out by --skip"))
+        left_out.setdefault(name, ("skipped", "left out by --skip"))
+    source.left_out = left_out
 
 
 # --- Names of classes ---
@@ -175,33 +175,34 @@ def place_of(args):
 
 def count_classes(lists):
     """How many classes of steps the lists have, by their highest number."""
-    classes = {step.label for video in lists.videos for step in video.steps}
-    return 1 + max(classes | lists.names.keys(), default=UNKNOWN)
+    highest = max(lists.names, default=UNKNOWN)
+    for video in lists.videos:
+        for step in video.steps:
+            highest = max(highest, step.label)
+    return 1 + highest
 
 
 def choose_names(lists, args, tuned):
-    """The classes of steps to choose among -> their names, {class of the lists: place among them}.
+    """The classes of steps to choose among -> their names; the number of each in the lists.
 
     Names are those of --steps, where line i is class i; else the lists', without the classes that
     they do not name; else those that a checkpoint is fine-tuned to, `tuned` or None, by number.
     InputError if names contradict each other, or there are none.
     """
-    known = {k: name for k, name in lists.names.items() if name}
-    order = sorted(known)
-    names = [known[k] for k in order]
-    places = {k: i for i, k in enumerate(order)}
+    numbers = [k for k in sorted(lists.names) if lists.names[k]]
+    names = [lists.names[k] for k in numbers]
     steps = getattr(args, "steps", None)
     if steps:
         names = load_names(steps)
         check_names(steps, names, lists, args)
-        return names, {k: k for k in range(len(names))}
+        return names, range(len(names))
     if tuned and len(names) == len(tuned) and all(map(same_name, names, tuned)):
-        return [*tuned], places
+        return list(tuned), numbers
     if tuned:
         check_names("the checkpoint", tuned, lists, args)
-        return [*tuned], {k: k for k in range(len(tuned))}
+        return list(tuned), range(len(tuned))
     require(names, f"{place_of(args)}: its classes have no names; add --steps FILE")
-    return names, places
+    return names, numbers
 
 
 def check_names(path, names, lists, args):
@@ -218,17 +219,18 @@ def check_names(path, names, lists, args):
 def name_classes(lists, args, tuned=None):
     """Lists whose classes are renumbered to those with a name, and the names. A line says how many
     are no candidates. Arguments are those of `choose_names`."""
-    names, places = choose_names(lists, args, tuned)
+    names, numbers = choose_names(lists, args, tuned)
     count = count_classes(lists)
     if count > len(names):
         print(f"{place_of(args)}: {count - len(names)} of {count} classes have no name and are no "
               "candidates")
-    if all(places.get(k) == k for k in range(count)):
-        return lists, names
+    places = {k: i for i, k in enumerate(numbers)}
     videos = []
     for video in lists.videos:
-        renumbered = [step._replace(label=places.get(step.label, UNKNOWN)) for step in video.steps]
-        videos.append(video._replace(steps=tuple(renumbered)))
+        steps = []
+        for step in video.steps:
+            steps.append(step._replace(label=places.get(step.label, UNKNOWN)))
+        videos.append(video._replace(steps=tuple(steps)))
     return lists._replace(videos=videos), names
 
 
@@ -247,7 +249,7 @@ def name_activities(lists, args, config):
     for k, (its, ours) in enumerate(zip(tuned, names)):
         require(not its or not ours or same_name(its, ours), f"{where}: activity {k} is {ours!r}; "
                 f"the checkpoint is fine-tuned with {its!r} in its place")
-    return [*tuned]
+    return list(tuned)
 
 
 # --- Opened for a command ---
@@ -313,8 +315,12 @@ def open_labeled(args, task, model, device, split, looks=True):
     if source.widths:
         require_widths(source, f.features, model.dim)
     if "names" in task.needs:
-        teacher = open_teacher(*clip_of(model, args), device)
+        clip, clip_weights = clip_of(model, args)
+        teacher = open_teacher(clip, clip_weights, device)
         texts = texts_of(model, teacher, names)
     pictures = pictures_of(f)._replace(frames=task.frames or f.frames)
-    source.open(pictures, teacher if looks else None)
+    eyes = None
+    if looks:
+        eyes = teacher
+    source.open(pictures, eyes)
     return source, names, teacher, texts

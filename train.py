@@ -226,7 +226,7 @@ def parse(argv=None):
         return finetune.parse(argv)
     parser = Parser("Pre-train f and h (Sec. 3.2). See also --stage finetune --help.")
     parser.add_argument("--stage", choices=["pretrain", "finetune"], default="pretrain")
-    kind = add_data_flags(parser, argv, [*SOURCES], data_set, "pretrain")
+    kind = add_data_flags(parser, argv, list(SOURCES), data_set, "pretrain")
     size = peek(argv, "--size", kind.size)
     require(size in SIZES, f"--size {size}: must be {' or '.join(SIZES)}")
     encoder = peek(argv, "--encoder", kind.encoder)
@@ -259,7 +259,7 @@ def add_pool_flags(parser, kind):
 def add_model_flags(parser, kind, size, encoder):
     """Add the group of f and h. kind: the data.Source class; size and encoder: as chosen."""
     add = parser.add_argument_group("model").add_argument
-    add("--size", choices=[*SIZES], default=size, help="f and h: 2 blocks on 4 frames of 32 "
+    add("--size", choices=list(SIZES), default=size, help="f and h: 2 blocks on 4 frames of 32 "
         "pixels, or ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch "
         "and --lr, too")
     add("--encoder", choices=["timesformer", "mvit", "adapter"], default=encoder,
@@ -269,7 +269,7 @@ def add_model_flags(parser, kind, size, encoder):
         init = "timm"
     add("--init", default=init, help="start f and h from a run, a file, ImageNet's ViT (timm), or "
         "scratch (none)")
-    add("--order", choices=[*DENOISERS], default="diffusion",
+    add("--order", choices=list(DENOISERS), default="diffusion",
         help="h learns from the noised missing clip, from zeros (mask), or there is no h (none)")
     add("--noise", nargs="+", default=NOISE, metavar=("FIRST", "LAST"), help="signal-to-noise "
         "ratios times sqrt(D) of the first and last level; or: release, the authors'")

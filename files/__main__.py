@@ -56,7 +56,7 @@ def count_labels(kind, lists):
         actions = sum(len(video.steps) for video in lists.videos)
         return {"segments": {lists.split: actions}, "verbs": VERBS, "nouns": NOUNS}
     names = lists.names
-    return {"classes": 1 + max(names, default=-1), "distinct_texts": len({*names.values()}),
+    return {"classes": 1 + max(names, default=-1), "distinct_texts": len(set(names.values())),
             "seconds_between_steps": rounded(seconds_between_steps(lists.videos), 1)}
 
 
@@ -83,11 +83,13 @@ def count_narrations(source, wrong):
     if steps and between:
         stride = max(1, round(steps / between))
     narrated = len(source.videos) - len(wrong) - len(silent)
-    return {"captions": len(source.videos), "unreadable_captions": len(wrong),
-            "sentences": sentences, "seconds_between_captions": rounded(between, 1),
-            "seconds_between_steps": rounded(steps, 1), "stride": stride,
-            "clips_per_video": round(sentences / (stride or STRIDE) / max(1, narrated), 1),
-            "hours": round(end / 3600, 2), "silent_ids": silent}
+    clips = sentences / (stride or STRIDE) / max(1, narrated)
+    facts = {"captions": len(source.videos), "unreadable_captions": len(wrong),
+             "sentences": sentences, "silent_ids": silent, "stride": stride}
+    facts["seconds_between_captions"] = rounded(between, 1)
+    facts["seconds_between_steps"] = rounded(steps, 1)
+    facts["clips_per_video"], facts["hours"] = round(clips, 1), round(end / 3600, 2)
+    return facts
 
 
 # --- What is there ---
@@ -139,7 +141,7 @@ def check(args):
     source.listed = lists.videos
     if source.paths:
         choose(source, lists.videos)
-        absent = [*source.left_out]
+        absent = list(source.left_out)
         unreadable, hours = look(source, args.workers)
         unreadable |= {name: wrong[name] for name in wrong if name in source.paths}
     if any(video.split for video in lists.videos):
@@ -148,7 +150,7 @@ def check(args):
         facts |= counts([video.name for video in lists.videos], source, unreadable)
     facts |= {"absent_ids": absent, "unreadable_ids": wrong | unreadable}
     if source.captions is not None:
-        unheard = sorted(source.paths.keys() - {*source.captions})
+        unheard = sorted(source.paths.keys() - set(source.captions))
         facts["video_hours"] = rounded(hours, 2)
         facts["without_captions_ids"] = unheard if source.paths else None
     print(json.dumps(facts, indent=2))
@@ -167,7 +169,7 @@ def parse(argv=None):
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     counted = commands.add_parser("check", help="count data; name unusable files",
                                   description="Count data, and name unusable files.")
-    add_data_flags(counted, argv, [*SOURCES], data_set, "check", default="coin")
+    add_data_flags(counted, argv, list(SOURCES), data_set, "check", default="coin")
     parser.data_sets = counted.data_sets
     add = counted.add_argument_group("run").add_argument
     add("--json", type=Path, help="also write the counts here")

@@ -2,9 +2,11 @@
 or ID.vtt, each read when asked for; or caption.json, {ID: {start, end, text}}, read at the start.
 The id is the name of the video's file: `Title [id].en.vtt` belongs to `Title [id].mp4`."""
 import html
+import itertools
 import math
 import os
 import re
+from operator import itemgetter
 from pathlib import Path
 
 from tqdm import tqdm
@@ -59,7 +61,7 @@ class Captions(dict):
             require(0 <= start <= end < math.inf,
                     f"{where}: starts at {start:g} s and ends at {end:g} s")
             sentences.append((start, end, text))
-        return unroll(sorted(sentences, key=lambda sentence: sentence[0]))
+        return unroll(sorted(sentences, key=itemgetter(0)))
 
     def rows(self, name):
         """[("file:line", start, end, text), ...] of one video, as they are written."""
@@ -68,7 +70,8 @@ class Captions(dict):
         where, entry = f"{self.path}: video {name}", self[name]
         with fields_of(where, "lists start, end and text of one length are needed"):
             start, end, text = (entry[column] for column in COLUMNS)
-            return [(where, *row) for row in zip(start, end, text, strict=True)]
+            same = itertools.repeat(where, len(text))
+            return list(zip(same, start, end, text, strict=True))
 
     def readable(self, names, wrong):
         """Yield (id, sentences) of narrations; put {id: reason} of the unreadable into `wrong`."""
@@ -87,7 +90,7 @@ def rows_of(file):
     text, rows = read_text(file), []
     for cue in CUE.finditer(text):
         line = text.count("\n", 0, cue.start()) + 1
-        rows.append((f"{file}:{line}", *cue.groups()))
+        rows.append((f"{file}:{line}", cue[1], cue[2], cue[3]))
     require(rows or text.startswith("WEBVTT"), f"{file}:1: no srt and no vtt")
     return rows
 
@@ -121,15 +124,24 @@ def id_of(stem, videos):
     return name, OTHER
 
 
+def repeated_of(text, shown):
+    """The longest run of lines, to the last of those that are shown, with which a text begins."""
+    for k, line in enumerate(shown):
+        if text.startswith(line):
+            lines = " ".join(shown[k:])
+            if f"{text} ".startswith(f"{lines} "):
+                return lines
+    return ""
+
+
 def unroll(sentences):
     """Remove the words by which a cue repeats the lines above it: YouTube's rolling captions. A cue
     without new words prolongs the last one."""
     unrolled = []
     for start, end, text in sentences:
-        shown = unrolled[-SHOWN:] if unrolled and start <= unrolled[-1][1] + ROLL else []
-        above = [" ".join(line for *_, line in shown[k:])
-                 for k in range(len(shown)) if text.startswith(shown[k][2])]
-        repeated = next((lines for lines in above if f"{text} ".startswith(f"{lines} ")), "")
+        repeated = ""
+        if unrolled and start <= unrolled[-1][1] + ROLL:
+            repeated = repeated_of(text, [line for _, _, line in unrolled[-SHOWN:]])
         if repeated != text:
             unrolled.append((start, end, text[len(repeated):].strip()))
         else:

@@ -5,6 +5,7 @@ video has m rows and n windows.
 """
 import functools
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,8 +51,10 @@ def find_rows(path):
     require(np.isfinite(spans).all() and (spans[:, 0] <= spans[:, 1]).all(), f"{path}: a row does "
             f"not end after its start, or never; {NEED}")
     first = np.flatnonzero(np.append(True, video[1:] != video[:-1]))       # row of each video
-    parts = zip(*(np.split(array, first[1:]) for array in (spans, embedding, teacher)))
-    found = {video_name(video[i]): Rows(path, *part) for i, part in zip(first, parts)}
+    found = {}
+    for begin, end in pairwise([*first.tolist(), len(video)]):
+        own = slice(begin, end)
+        found[video_name(video[begin])] = Rows(path, spans[own], embedding[own], teacher[own])
     require(len(found) == len(first), f"{path}: the rows of a video are in two places; {NEED}")
     return found
 

@@ -5,6 +5,7 @@ Times are s. A file that cannot be used is an InputError that names it and the l
 import csv
 import io
 from math import inf, isfinite
+from operator import attrgetter
 
 from data import NOUNS, UNKNOWN, VERBS, Lists, Step, Video
 from support.errors import require
@@ -26,8 +27,9 @@ def read_table(path, columns):
     with fields_of(path, "a quote may be open"):
         rows = [(f"{path}:{reader.line_num}", row) for row in reader]
     for where, row in rows:
-        require(None not in (*row, *row.values()), f"{where}: another number of columns than in "
-                "the first line; put a text with a comma in quotes")
+        same = None not in row and None not in row.values()
+        require(same, f"{where}: another number of columns than in the first line; put a text with "
+                "a comma in quotes")
     return rows
 
 
@@ -54,10 +56,10 @@ def require_times(start, end, where):
 
 def in_order(steps, where):
     """The steps, by start. Those that do not end after it are left out, and a line counts them."""
-    kept = sorted((step for step in steps if step.start < step.end), key=lambda step: step.start)
+    kept = [step for step in steps if step.start < step.end]
     if len(kept) < len(steps):
         print(f"{where}: {len(steps) - len(kept)} steps do not end after their start: skipped")
-    return tuple(kept)
+    return tuple(sorted(kept, key=attrgetter("start")))
 
 
 def add_name(names, number, text, what):

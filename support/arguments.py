@@ -110,7 +110,7 @@ def existing(text):
 
 def noise_of(given):
     """--noise FIRST LAST, or release -> (first, last), or "release". InputError for others."""
-    if [*given] == ["release"]:
+    if list(given) == ["release"]:
         return "release"
     with suppress(ValueError):
         first, last = map(float, given)

@@ -94,6 +94,11 @@ CLUTTER, OCCLUDED, SHIFT, COLOR_STD, NOISE_STD = 3, .5, 2.0, 10.0, 20.0
 BACKGROUND_OBJECT, BACKGROUND_FACE = .35, .25      # shares of the background segments
 
 
+def count_frames(video):
+    """How many frames a video has."""
+    return int(np.ceil(video.duration * FPS))
+
+
 def last_taken(times, n):
     """Which of a video's n frames is the last one taken at or before each of the times (s): int."""
     return np.floor(times * FPS).astype(int).clip(0, n - 1)
@@ -158,9 +163,9 @@ def draw_frames(objects, tools, lamps, instance, progress, rng):
 
 
 def render(video):
-    """All frames of a video: (ceil(duration * FPS), 3, SIZE, SIZE) uint8."""
+    """All frames of a video: (n, 3, SIZE, SIZE) uint8."""
     rng = np.random.default_rng((grammar.seed_of(video), 1))
-    times = np.arange(np.ceil(video.duration * FPS)) / FPS            # (n,)  s
+    times = np.arange(count_frames(video)) / FPS                      # (n,)  s
     # Instances 0, 2, 4, .. are background (some of length 0); 1, 3, 5, .. are steps.
     edges = np.array([step[:2] for step in video.steps]).reshape(-1)  # (2 steps,)  s
     instance = np.searchsorted(edges, times, side="right")            # (n,)

@@ -2,19 +2,22 @@
 
 n frames of all videos, C clips, F frames of a clip, D embedding.
 """
+import os
+from functools import partial
+
 import numpy as np
 import torch
 from tqdm.contrib.concurrent import thread_map
 
-from data import Lists, Pictures, Source, frame_times
+from data import Lists, Pictures, Source, frame_times, sentence_windows
 from pseudo_labels import Teacher
 from support.arguments import positive
 from toy import grammar, render
 from toy.teacher import TEACHER_FILE, build_teacher
 from toy.truth import Truth
 
-VIDEOS = {"evaluate": 1000}        # --toy-videos of a command; of the others: TRAINING_VIDEOS
-TRAINING_VIDEOS = 6000
+TRAINING_VIDEOS, TEST_VIDEOS = 6000, 1000      # --toy-videos
+TOGETHER = 4                # videos that a thread draws, and whose frames the teacher sees at once
 
 
 class Toy(Source):
@@ -37,8 +40,11 @@ class Toy(Source):
     @staticmethod
     def add_flags(add, command):
         """As data.Source has it."""
-        add("--toy-videos", type=positive(int, most=1_000_000),
-            default=VIDEOS.get(command, TRAINING_VIDEOS), help="videos of the toy world")
+        count = TRAINING_VIDEOS
+        if command == "evaluate":
+            count = TEST_VIDEOS
+        add("--toy-videos", type=positive(int, most=1_000_000), default=count,
+            help="videos of the toy world")
 
     @classmethod
     def of(cls, split, numbers, frames, teacher=None, narrated=False):
@@ -65,17 +71,41 @@ class Toy(Source):
         return Lists(videos, dict(names), dict(activities))
 
     def open(self, pictures, teacher, narrated=False):
-        """As data.Source has it."""
-        self.frames_per_clip = pictures.frames
-        parts = thread_map(render.render, self.videos, desc="render", delay=2)
-        self.first = np.cumsum([0] + [len(part) for part in parts])     # of each video's frames
-        self.frames = torch.from_numpy(np.concatenate(parts))           # (n, 3, H, W) uint8
-        self.features = torch.empty(0)                                  # (n, D) of the teacher
-        if teacher:
-            threads = 1 if teacher.device.type == "mps" else None       # two threads crash MPS
-            parts = thread_map(teacher.encode_frames, self.frames.split(128), desc="teacher",
-                               delay=2, max_workers=threads)
-            self.features = torch.cat(parts).cpu()
+        """As data.Source has it. If `narrated`, only the frames are drawn that clips around a
+        sentence can show."""
+        self.frames_per_clip, count = pictures.frames, len(self.videos)
+        self.drawn = [self.numbers_of_frames(i, narrated) for i in range(count)]
+        counts = [len(numbers) for numbers in self.drawn]
+        self.first = np.cumsum([0] + counts)               # of each video's frames
+        n = self.first[-1]
+        self.frames = torch.empty(n, 3, render.SIZE, render.SIZE, dtype=torch.uint8)
+        groups = [range(i, min(i + TOGETHER, count)) for i in range(0, count, TOGETHER)]
+        threads = os.cpu_count()
+        if teacher and teacher.device.type == "mps":       # two threads crash MPS
+            threads = 1
+        parts = thread_map(partial(self.draw, teacher), groups, desc=f"draw {self.split}", delay=2,
+                           max_workers=threads)
+        self.features = torch.cat(parts)                   # (n, D) of the teacher, or empty
+
+    def numbers_of_frames(self, i, narrated):
+        """Which of its frames are drawn of video i: (n_i,) int, sorted."""
+        n = render.count_frames(self.videos[i])
+        if not narrated:
+            return np.arange(n)
+        rng = np.random.default_rng(0)
+        windows = sentence_windows(self.narration(i), self.duration(i), rng, 1)
+        return np.unique(render.last_taken(frame_times(windows, self.frames_per_clip), n))
+
+    def draw(self, teacher, group):
+        """Draw the frames of a group of videos (a range) -> the teacher's features of them, or
+        nothing without a teacher."""
+        for i in group:
+            frames = torch.from_numpy(render.render(self.videos[i]))
+            self.frames[self.first[i]:self.first[i + 1]] = frames[self.drawn[i]]
+        if not teacher:
+            return torch.empty(0)
+        rows = slice(self.first[group.start], self.first[group.stop])
+        return teacher.encode_frames(self.frames[rows]).cpu()
 
     def narration(self, i):
         """As data.Source has it."""
@@ -89,8 +119,11 @@ class Toy(Source):
 
     def clips(self, i, windows, rng=None):
         """As data.Source has it; nothing is drawn at random."""
-        times, n = frame_times(windows, self.frames_per_clip), self.first[i + 1] - self.first[i]
-        index = torch.from_numpy(self.first[i] + render.last_taken(times, n))              # (C, F)
+        n = render.count_frames(self.videos[i])
+        shown = render.last_taken(frame_times(windows, self.frames_per_clip), n)           # (C, F)
+        index = np.searchsorted(self.drawn[i], shown)
+        assert (self.drawn[i][index] == shown).all(), "a window that is no narrated clip"
+        index = torch.from_numpy(self.first[i] + index)
         seen = self.features[index].mean(1) if len(self.features) else self.features
         return self.frames[index], seen
 
