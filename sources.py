@@ -151,9 +151,10 @@ def choose(source, videos, skip=()):
         for name in names:
             if name not in found:
                 left_out[name] = "absent", "no file, or no narration"
+        there = next(iter(source.paths or found), None)
         require(len(left_out) < len(names), f"none of {len(names)} listed videos has a file of its "
                 f"name, with captions if it needs them; listed is {next(iter(names))!r}, there is "
-                f"the video {next(iter(source.paths))!r}")
+                f"the video {there!r}")
     source.listed = videos
     source.videos = [video for video in videos if video.name not in left_out]
     for name in map(video_name, skip):

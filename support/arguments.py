@@ -148,6 +148,10 @@ class DataSets:
         """The names of the data sets that have a flag."""
         return [name for name in self.suited() if flag in self.flags_of(name)]
 
+    def summary(self, name):
+        """The first line of what a data set's class says of itself."""
+        return (self.find(name).__doc__ or name).strip().split("\n")[0]
+
     def add_to(self, parser):
         """Add the flags of the chosen data set, in a group of their own."""
         group = parser.add_argument_group(f"--data {self.chosen}", self.summary(self.chosen))
@@ -156,24 +160,32 @@ class DataSets:
 
     def add_all_to(self, parser):
         """Add the flags of all data sets, for --help. Flags that the same data sets have are a
-        group; one that several have is declared once, with the help of the first."""
-        owners, first = {}, {}
+        group; a flag that several have is declared once."""
+        flags = {}                                         # {flag: {data set: its options}}
         for name in self.suited():
             for flag, options in self.flags_of(name).items():
-                owners.setdefault(flag, []).append(name)
-                first.setdefault(flag, options)
+                flags.setdefault(flag, {})[name] = options
         groups = {}
-        for flag, options in first.items():
-            title = "--data " + ", ".join(owners[flag])
+        for flag, by_name in flags.items():
+            title = "--data " + ", ".join(by_name)
             if title not in groups:
                 groups[title] = parser.add_argument_group(title)
-            if options.get("required"):
-                options |= {"required": False, "help": options["help"] + "; needed"}
-            groups[title].add_argument(flag, **options)
+            groups[title].add_argument(flag, **options_for_help(by_name))
 
-    def summary(self, name):
-        """The first line of what a data set's class says of itself."""
-        return (self.find(name).__doc__ or name).strip().split("\n")[0]
+
+def options_for_help(by_name):
+    """The options of a flag that several data sets have, {data set: options}, with what each says
+    of it. None is required, since help is asked for without any."""
+    names_of = {}                                          # {help: data sets that say so}
+    for name, options in by_name.items():
+        text = options["help"]
+        if options.get("required"):
+            text += "; needed"
+        names_of.setdefault(text, []).append(name)
+    told = list(names_of)
+    if len(told) > 1:
+        told = [f"{', '.join(names)}: {text}" for text, names in names_of.items()]
+    return next(iter(by_name.values())) | {"required": False, "help": ". ".join(told)}
 
 
 def add_data_flags(parser, argv, names, find, command, default="toy"):
@@ -187,8 +199,10 @@ def add_data_flags(parser, argv, names, find, command, default="toy"):
         raise InputError(f"--data {chosen}: cannot be used to {command}; that needs --data "
                          f"{' or '.join(data_sets.suited())}")
     parser.data_sets = data_sets
-    add = parser.add_argument_group("data").add_argument
-    add("--data", choices=names, default=default, help="which data set")
+    add, told = parser.add_argument_group("data").add_argument, "which data set"
+    if asks_for_help(argv):
+        told = " ".join(f"{name}: {data_sets.summary(name)}" for name in data_sets.suited())
+    add("--data", choices=names, default=default, help=told)
     if command != "check":
         add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
     if asks_for_help(argv):

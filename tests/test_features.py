@@ -2,16 +2,19 @@
 import json
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import evaluate
 import weights
 from commands import call, fails, read_json
 from data import history_windows
 from files.features import find_rows, read_rows
 from files.video import read_clips
 from predict import predict
+from sources import open_labeled
 from test_lists import coin, entry
 from test_teacher import Malice
 
@@ -135,6 +138,12 @@ def test_features_of_videos(trained, here, capsys):
     flags = "--task", "features", "--videos", "world/videos", "--checkpoint", trained / "none"
     call("evaluate.py", *flags, "--out", "f.npz")
     model = weights.load(trained / "none")
+    args = evaluate.parse(["--data", "howto100m", "--videos", "world/videos", "--device", "cpu",
+                           "--checkpoint", str(trained / "none")])
+    task = SimpleNamespace(needs=(), frames=None)      # that needs no labels
+    source, *nothing = open_labeled(args, task, model, "cpu", "test")
+    assert [video.name for video in source.videos] == ["test_00000", "train_00000"]
+    assert nothing == [None] * 3 and source.split == "all"
     for name in "train_00000", "test_00000":
         path, own = here / f"world/videos/{name}.mp4", find_rows("f.npz")[name]
         windows = own.spans
