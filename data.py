@@ -2,9 +2,9 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3, Sec. 4 and appendix B.
 
-A `Source` is the interface to a data set: videos, what is said in them, and their clips. All else
-here is built on it: nine narrated clips for pre-training, windows and labels for the tasks. An
-`Encoder` is what f must be.
+A `Source` is a data set: its videos, what is said in them, and their clips. All else here is built
+on it: nine narrated clips for pre-training, windows and labels for the tasks. An `Encoder` is what
+f must be.
 Times are in seconds; rng is a numpy Generator. A video has n windows. C clips have F frames each.
 """
 from typing import NamedTuple, Protocol
@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch.utils.data import Dataset
+from tqdm import trange
 
 from diffusion import CLIPS
 
@@ -20,6 +21,8 @@ HISTORY = 68.0                # s of video that a forecast observes in the paper
 CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; as in the release
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
+PIXELS = 0.45, 0.225          # of the release: mean and deviation of pixels / 255
+UNKNOWN = -1                  # label of a step whose class is not known, or is no candidate
 MIN_WORDS = 12                # of a sentence; shorter ones are joined (release)
 STRIDE = 2                    # every second sentence gives a clip (release)
 MEASURED = 1000               # narrations from which the distance between clips is measured
@@ -81,25 +84,101 @@ class LeftOut(Unreadable):
     """A video that is not used, by --skip or since nothing is said in it. It is never counted."""
 
 
-class Source(Protocol):
-    """Videos that a command reads: all that is known of a data set. sources.py lists them.
+class Silent(LeftOut):
+    """A video without words. It is named, too."""
 
-    A source is given what it needs when it is made: f's Pictures, and the teacher or the size of
-    its pictures. It may be copied to worker processes.
+
+class Skipped(LeftOut):
+    """A video of --skip, which is never opened."""
+
+
+class Lists(NamedTuple):
+    """What the lists of a data set hold."""
+    videos: list                   # Video; of the asked split or of all splits
+    names: dict = {}               # {class of steps: its name}, as far as the lists name them
+    activities: dict = {}          # {activity: its name}; "" if it has none
+    split: str = "all"             # what the videos without a split are
+
+
+class Source:
+    """A data set. To add one, write a subclass in a module of its own, and its line in sources.py.
+
+    The class says what the data set is. An instance is made from the command line, reads its lists,
+    is opened, and then reads videos, in this order; it may be copied to worker processes, where it
+    only reads. A list names all videos, and `found` says which are there. Splits, --hold-out,
+    --skip, absent videos, names and counts follow for all data sets: sources.py.
     """
-    listed: list[Video]                # all that a list names
-    videos: list[Video]                # those that can be used; video i is videos[i]
-    left_out: dict[str, tuple]         # {id: (kind, reason)}: "absent", "silent" (no words) and
-    #                                    "captions" (unreadable) are not among the videos; "skipped"
-    #                                    is, but `clips` raises Unreadable
-    pixels: tuple                      # (mean, std) of pixels / 255 as f expects them
-    truth: object | None               # what the toy world knows: toy/truth.py; None elsewhere
+    narrated = False               # videos have narrations, so that one can pre-train on them
+    has = ()                       # what lists have: "steps", their "names", "activities",
+    #                                "actions" (verb and noun of each)
+    side = None                    # of pictures, pixels; 0: features; None: any above 0
+    pixels = PIXELS                # (mean, std) of pixels / 255 as f expects them
+
+    # Defaults of pre-training. None: the paper's.
+    tau = None                     # of Eq. 6
+    size = "base"
+    encoder = "timesformer"
+    clip = None                    # the teacher
+    phrases = None                 # the pool; None: --phrases is needed
+    world = None                   # version of a world that is made up
+    steps = None                   # names of its steps
+
+    # What an instance holds.
+    paths = {}                     # {id: where a video is read}; {} if no folder is given
+    captions = None                # the ids that have a narration; None: no narrations are given
+    widths = None                  # of features: (F, D), the numbers of a row for f, the teacher
+    truth = None                   # what the toy world knows: toy/truth.py
+    # sources.py sets these, from what `read_lists` returns:
+    listed = ()                    # Video: all that a list names, of the split
+    videos = ()                    # those that can be used; video i is videos[i]
+    left_out = {}                  # {id: (kind, reason)}: "absent" ones are not among the videos;
+    #                                "skipped" ones are, but are never opened
+    split = "all"                  # the split's name
+
+    @classmethod
+    def serves(cls, command):
+        """Whether one can "pretrain", "finetune", "evaluate" or "check" with it."""
+        needs = {"pretrain": cls.narrated, "finetune": bool(cls.has)}
+        return needs.get(command, True)
+
+    @staticmethod
+    def add_flags(add, command):
+        """Declare the flags by add("--flag", ...), as argparse's add_argument. A file that must
+        exist has the type support.arguments.existing; what is needed is required=True. Values that
+        are paths may differ when a run is resumed. command: as in `serves`; to check, the videos
+        themselves are not needed.
+        """
+
+    def __init__(self, args):
+        """Find what is there. args: the flags' values. InputError if nothing is."""
+
+    def read_lists(self, args, split):
+        """Lists. split: "train", "validation" or "test", and videos of other splits may be listed,
+        too; None: all are to be. A video whose split is None is of any. InputError with file and
+        line."""
+        raise NotImplementedError
+
+    def found(self):
+        """The ids of the videos that are there, with narrations if those are given; None: all."""
+        if not self.paths:
+            return None
+        if self.captions is None:
+            return self.paths.keys()
+        return self.paths.keys() & set(self.captions)
+
+    def open(self, pictures, teacher, narrated=False):
+        """Prepare to read clips of `videos`. pictures: what f reads, Pictures; teacher: the one
+        that looks at the clips, or None; narrated: clips will be those of `sentence_windows` alone.
+        Narrations and durations can be read before."""
 
     def narration(self, i):
-        """What is said in video i: [(start s, end s, text), ...], by start, each with words."""
+        """What is said in video i: [(start s, end s, text), ...], by start, each with words; [] if
+        nothing is. Raises Unreadable."""
+        raise NotImplementedError
 
     def duration(self, i):
         """The length of video i, s. Raises Unreadable."""
+        raise NotImplementedError
 
     def clips(self, i, windows, rng=None):
         """The clips of windows (n, 2) s of video i -> (for f, for the teacher).
@@ -108,6 +187,18 @@ class Source(Protocol):
         uint8, or its features (n, D) float, or empty. Each time shows the last picture taken at or
         before it. rng draws which part of a picture is seen; None: the center. Raises Unreadable.
         """
+        raise NotImplementedError
+
+    def check(self, i):
+        """The length of video i, s, for `python -m files check`. Raises Unreadable if the video
+        cannot be used."""
+        return self.duration(i)
+
+    def require_used(self, i):
+        """Raise Skipped if video i is not to be opened."""
+        kind, reason = self.left_out.get(self.videos[i].name, ("used", ""))
+        if kind == "skipped":
+            raise Skipped(reason)
 
 
 class Example(NamedTuple):
@@ -178,14 +269,34 @@ def shares(spans, windows, usable=True):
     return inside / inside.sum(1, keepdims=True)
 
 
-def clip_distance(source, stride):
-    """The mean distance between consecutive training clips, s, in the first MEASURED narrations;
-    CLIP_SECONDS if videos are so short that their clips coincide."""
-    rng, distances = np.random.default_rng(0), []
-    for i in range(min(len(source.videos), MEASURED)):
-        narration = source.narration(i)
-        end = max(end for _, end, _ in narration)
-        distances.extend(np.diff(sentence_windows(narration, end, rng, stride).mean(1)))
+def clip_distance(source, stride, max_unreadable=1.0):
+    """The mean distance between consecutive training clips, s, in the first MEASURED videos;
+    CLIP_SECONDS if videos are so short that their clips coincide.
+
+    Unreadable if of these videos none has words, or more than a share of the narrations cannot be
+    read: then the others are not likely to be better. A skipped video is not opened.
+    """
+    rng = np.random.default_rng(0)
+    distances, bad, spoken_in, tried = [], [], 0, 0
+    for i in trange(min(len(source.videos), MEASURED), desc="captions", delay=2):
+        try:
+            source.require_used(i)
+            tried += 1
+            narration = source.narration(i)
+        except Skipped:
+            continue
+        except Unreadable as error:
+            bad.append(error)
+            continue
+        if narration:
+            spoken_in += 1
+            end = max(end for _, end, _ in narration)
+            windows = sentence_windows(narration, end, rng, stride)
+            distances.extend(np.diff(windows.mean(1)))
+    if len(bad) > max_unreadable * tried or not spoken_in:
+        first = bad[0] if bad else "nothing is said in the others"
+        raise Unreadable(f"of the first {tried} narrations, {spoken_in} have words and {len(bad)} "
+                         f"cannot be read; --max-unreadable is {max_unreadable}; {first}")
     mean = float(np.mean(distances)) if distances else 0.0
     return mean if mean >= 1 else CLIP_SECONDS
 
@@ -203,7 +314,7 @@ class Read(NamedTuple):
 
 class NarratedVideos(Dataset):
     """Nine consecutive clips of each narrated video. Item (epoch, video, place in a batch) -> Read;
-    raises Unreadable.
+    raises Unreadable; Silent if nothing is said, Skipped for --skip.
 
     All random draws depend only on (seed, epoch, video), not on how many processes, workers or
     micro-batches make a run.
@@ -221,9 +332,13 @@ class NarratedVideos(Dataset):
 
     def __getitem__(self, item):
         epoch, video, place = item
+        self.source.require_used(video)
         rng = np.random.default_rng((ITEM, self.seed, epoch, video))
+        narration = self.source.narration(video)
+        if not narration:
+            raise Silent("no words")
         end = self.source.duration(video)
-        narration = spoken(self.source.narration(video), end)
+        narration = spoken(narration, end)
         windows = consecutive(sentence_windows(narration, end, rng, self.stride), rng)
         clips, seen = self.source.clips(video, windows, rng)
         said = heard(narration, windows) if self.sentences else None
@@ -274,11 +389,13 @@ def frame_times(windows, frames, seconds=None):
 
 
 def classify_examples(videos, views=3, seconds=CLIP_SECONDS):
-    """One example for every annotated step, or action: see `classify_windows`."""
+    """One example for every annotated step, or action, of a known class: see `classify_windows`."""
     examples = []
     for i, video in enumerate(videos):
         duration = max([video.duration or 0.0] + [step.end for step in video.steps])
         for k, step in enumerate(video.steps):
+            if step.label == UNKNOWN:
+                continue
             windows = classify_windows(step.start, step.end, duration, views, seconds)
             examples.append(Example(i, windows, step.label, k))
     return examples
@@ -286,21 +403,24 @@ def classify_examples(videos, views=3, seconds=CLIP_SECONDS):
 
 def activity_examples(videos):
     """One example for every video: all of it, cut into eight."""
-    return [Example(i, equal_windows(0.0, video.duration or max(
-        (step.end for step in video.steps), default=0.0), HISTORY_CLIPS), video.activity, 0)
-        for i, video in enumerate(videos)]
+    examples = []
+    for i, video in enumerate(videos):
+        end = video.duration or max((step.end for step in video.steps), default=0.0)
+        windows = equal_windows(0.0, end, HISTORY_CLIPS)
+        examples.append(Example(i, windows, video.activity, 0))
+    return examples
 
 
 def forecast_examples(videos, spacing=None, min_steps=2):
-    """One example for each two consecutive steps of a video with min_steps steps or more. The
-    history ends when the first step ends or, if that is earlier and not at 0, when the second
-    begins. The label is the second's. spacing: as in `history_windows`."""
+    """One example for each two consecutive steps of a video with min_steps steps or more, if the
+    class of the second is known: it is the label. The history ends when the first step ends or, if
+    that is earlier and not at 0, when the second begins. spacing: as in `history_windows`."""
     examples = []
     for i, video in enumerate(videos):
         if len(video.steps) < min_steps:
             continue
         for k, (now, then) in enumerate(zip(video.steps, video.steps[1:]), start=1):
             end = min(now.end, then.start) if then.start > 0 else now.end
-            if end > 0:
+            if end > 0 and then.label != UNKNOWN:
                 examples.append(Example(i, history_windows(end, spacing), then.label, k))
     return examples

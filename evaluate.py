@@ -27,9 +27,10 @@ from data import (CLIP_SECONDS, EPIC_FRAMES, EPIC_SECONDS, NOUNS, VERBS, activit
 from diffusion import expectation
 from losses import match
 from model import match_labels
-from sources import DATA, history_of, open_labeled, open_teacher, warn_of_data
-from support.arguments import (Parser, add_labeled_flags, add_run_flags, default_checkpoint,
-                               pick_device, positive)
+from sources import (SOURCES, data_set, history_of, open_labeled, open_teacher, open_unlabeled,
+                     warn_of_data)
+from support.arguments import (Parser, add_data_flags, add_history_flag, add_run_flags,
+                               add_teacher_flags, default_checkpoint, peek, pick_device, positive)
 from support.encode import encode_examples, read_lengths
 from support.errors import require, require_readable, run
 from support.metrics import (accuracies, by_class, draw_correct, each_correct, pack, percent,
@@ -319,7 +320,7 @@ def tasks_of(data):
     """The tasks that a data set can do: {word of --task: name in TASKS}."""
     found = {}
     for name, task in TASKS.items():
-        if set(task.needs) <= set(DATA[data].has):
+        if set(task.needs) <= set(data_set(data).has):
             found.setdefault(task.word or name, name)
     return found
 
@@ -381,7 +382,7 @@ def warn_of_history(model, history):
 def measured(args, model, source, history):
     """What was measured, and by what: keys of the JSON that all tasks have."""
     config, kinds = model.config, [kind for kind, _ in source.left_out.values()]
-    content = {"task": args.task, "data": args.data, "split": DATA[args.data].split(args)}
+    content = {"task": args.task, "data": args.data, "split": source.split}
     content["setting"] = "fine-tuned" if config.task else "zero-shot"
     content["order"], content["history"] = config.order, history
     content["absent"] = kinds.count("absent")
@@ -443,10 +444,13 @@ def evaluate(args):
 def main(args):
     """Score, print, and write the JSON if asked for; or write a features file."""
     if args.task == "features":
-        from files.features import write_features
-        device = pick_device(args.device)
-        teacher = args.clip and open_teacher(args.clip, args.clip_weights, device)
-        return write_features(args, teacher, device)
+        from files.features import write_features          # files/ is loaded when it is needed
+        device, teacher = pick_device(args.device), None
+        model = weights.load(args.checkpoint).to(device)
+        if args.clip:
+            teacher = open_teacher(args.clip, args.clip_weights, device)
+        write_features(args, model, teacher, open_unlabeled(args, model, teacher))
+        return
     content = evaluate(args)
     print_lines(content, TASKS[task_name(args)].words)
     if args.json:
@@ -477,22 +481,32 @@ def refuse_flags(args, given):
 def parse(argv=None):
     """The command line."""
     parser = Parser("Measure a checkpoint: forecasting, classification.")
-    add = parser.add_argument
+    data = "toy"
+    if peek(argv, "--task") == "features":
+        data = "howto100m"                                 # a folder of videos
+    add_data_flags(parser, argv, list(SOURCES), data_set, "evaluate", data)
+
+    add = parser.add_argument_group("what is measured").add_argument
     add("--task", help="what to measure: forecast, classify or activity (default: forecast; epic: "
         "classify); features: write those of --videos to --out")
-    add("--checkpoint", type=Path, help="a run folder, a checkpoint file, or a published one "
-        "(default: runs/pretrain, else the checkpoint that comes with the code)")
-    add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled], 1000)
     add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
-    add("--min-steps", type=int, default=2, help="leave out videos with fewer annotated steps")
-    add("--samples", "--oracle", type=positive(int), default=5, dest="samples",
+    add("--min-steps", type=positive(int), default=2, help="leave out videos with fewer annotated "
+        "steps")
+    add_history_flag(add)
+    add("--samples", "--oracle", type=positive(int, most=100_000), default=5, dest="samples",
         help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
     add("--repeats", type=positive(int), default=1, help="draw the samples this many times: "
         "mean and deviation (Table 5)")
+
+    add = parser.add_argument_group("model").add_argument
+    add("--checkpoint", type=Path, help="a run folder, a checkpoint file, or a published one "
+        "(default: runs/pretrain, else the checkpoint that comes with the code)")
+    add_teacher_flags(add)
+
+    add = add_run_flags(parser)
+    add("--batch", type=positive(int), default=64, help="examples at once; no effect on the result")
     add("--json", type=Path, help="also write the numbers here")
     add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
-    add("--batch", type=positive(int), default=64, help="examples at once; no effect on the result")
-    add_run_flags(parser)
     args = parser.parse_args(argv)
     if args.task != "features":
         name = task_name(args)

@@ -23,6 +23,7 @@ N clips of an example, B examples per update, S classes, D embedding.
 import hashlib
 import itertools
 import math
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -37,10 +38,12 @@ from torch.nn.utils import clip_grad_norm_
 import weights
 from data import LABELS
 from evaluate import TASKS, examples_of, task_name
+from losses import TAU
 from model import Config, clips_at_once
-from sources import DATA, clip_of, history_of, open_labeled, open_teacher
-from support.arguments import (Parser, add_labeled_flags, add_run_flags, default_checkpoint,
-                               mixed_precision, pick_device, positive)
+from sources import SOURCES, clip_of, data_set, history_of, open_labeled, open_teacher
+from support.arguments import (Parser, add_data_flags, add_history_flag, add_run_flags,
+                               add_teacher_flags, default_checkpoint, mixed_precision, peek,
+                               pick_device, positive, share)
 from support.encode import LabeledExamples, encode_examples
 from support.errors import require
 from support.run import Run, learning_rate
@@ -83,13 +86,13 @@ def chosen_examples(examples, videos, share, seed):
 
 def teacher_as_model(args, device):
     """A model whose x are the teacher's features, without h: the CLIP of Table 2."""
-    data = DATA[args.data]
-    clip = args.clip or data.clip
+    kind = data_set(args.data)
+    clip = args.clip or kind.clip
     teacher = open_teacher(clip, args.clip_weights, device)
     D = teacher.encode_phrases([""]).shape[1]
-    encoder = sizes_of("teacher", data.size)               # as many frames as f reads
+    encoder = sizes_of("teacher", kind.size)               # as many frames as f reads
     encoder["image"] = teacher.size
-    config = Config(encoder, None, "none", data.tau, 1.0, [0.5], (0.0, 1.0), clip=clip,
+    config = Config(encoder, None, "none", kind.tau or TAU, 1.0, [0.5], (0.0, 1.0), clip=clip,
                     clip_weights=args.clip_weights)
     return build(config, torch.zeros(1, D))
 
@@ -229,40 +232,43 @@ def finetune(args):
 
 
 def parse(argv):
-    """The command line of `--stage finetune`."""
+    """The command line of `--stage finetune`. Defaults are those of the task."""
     parser = Parser("Fine-tune a checkpoint with labels (paper, Sec. 4).")
-    add = parser.add_argument
-    add("--stage", choices=["pretrain", "finetune"], default="finetune")
+    parser.add_argument("--stage", choices=["pretrain", "finetune"], default="finetune")
+    kind = add_data_flags(parser, argv, list(SOURCES), data_set, "finetune")
+    asked = Namespace(data=peek(argv, "--data", "toy"), task=peek(argv, "--task", "classify"))
+    name = task_name(asked)
+    task, settings = TASKS[name], settings_of(name)
+    require(task.trained, f"--task {asked.task}: cannot be fine-tuned; evaluate.py measures it")
+
+    add = parser.add_argument_group("labels").add_argument
     add("--task", default="classify", help="classify trains only the classifier; forecast and "
         "activity also train h; --data epic also f")
+    add("--labels", type=share, default=1.0, help="share of the labeled videos that is used")
+    add("--hold-out", type=share, help="leave out this share of the training videos, for --split "
+        "validation of a list without one; 0.1 is a tenth")
+
+    add = parser.add_argument_group("model").add_argument
     add("--init", type=Path, help="start from a run folder or a file, also a published one "
         "(default: runs/pretrain, else the included checkpoint); teacher: its features alone")
-    add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled], 2400)
-    add("--labels", type=positive(float), default=1.0, help="share of the labeled videos that is "
-        "used")
-    add("--hold-out", type=positive(float), help="leave out this share of the training videos, for "
-        "--split validation of a COIN.json without one; 0.1 is a tenth")
-    epochs = [f"{name} {settings_of(name).epochs:g}" for name in TASKS if TASKS[name].trained]
-    add("--epochs", type=positive(float), help="times each example is seen (default: "
-        f"{', '.join(epochs)})")
+    add_history_flag(add)
+    add_teacher_flags(add)
+
+    add = parser.add_argument_group("training").add_argument
+    add("--epochs", type=positive(float), default=settings.epochs, help="times each example is seen")
     add("--batch", type=positive(int), default=64, help="examples per update; the paper's 64")
-    add("--lr", type=positive(float), help="peak rate of AdamW (default: 1e-3; epic: 1e-4)")
-    add("--out", type=Path, help="folder of the run (default: runs/finetune-TASK)")
+    add("--lr", type=positive(float), default=settings.lr, help="peak rate of AdamW")
+
+    add = add_run_flags(parser)
+    add("--out", type=Path, default=Path(f"runs/finetune-{asked.task}"), help="folder of the run")
     add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
     add("--tensorboard", action="store_true", help="also write the metrics as TensorBoard's events "
         "into the folder")
-    add_run_flags(parser)
     args = parser.parse_args(argv)
-    require(args.labels <= 1, f"--labels {args.labels}: is a share, at most 1; 0.1 is a tenth")
     require((args.hold_out or 0) < 1, f"--hold-out {args.hold_out}: is a share, below 1")
-    name = task_name(args)
-    task, settings = TASKS[name], settings_of(name)
-    require(task.trained, f"--task {args.task}: cannot be fine-tuned; evaluate.py measures it")
     require("history" in task.flags or not args.history, "--history: has no effect on --task "
             f"{args.task}")
     args.log_every = 1 if task.trained == "encoder" else 20
-    args.epochs, args.lr = args.epochs or settings.epochs, args.lr or settings.lr
-    args.out = args.out or Path(f"runs/finetune-{args.task}")
     args.init = args.init or default_checkpoint()
-    args.world = DATA[args.data].world
+    args.world = kind.world
     return args

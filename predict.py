@@ -13,17 +13,18 @@ import torch
 import weights
 from data import Video, history_windows, pictures_of
 from diffusion import expectation
-from files.features import FeatureSource, find_rows, require_widths
-from files.lists import clock, load_phrases, video_name
-from files.sources import VideoSource
+from files.features import Features
+from files.folder import VideoFolder
+from files.lists import clock
 from model import encode_parts, sample_in_turn
-from sources import DATA, clip_of, history_of, open_teacher, require_world, warn_of_data
+from sources import (choose, clip_of, data_set, history_of, open_teacher, require_widths,
+                     require_world, steps_of, texts_of, warn_of_data)
 from support import figures
-from support.arguments import (Parser, add_micro_batch_flag, add_teacher_flags,
-                               default_checkpoint, mixed_precision, pick_device, positive)
+from support.arguments import (Parser, add_device_flags, add_teacher_flags, default_checkpoint,
+                               existing, mixed_precision, pick_device, positive, seed_number)
 from support.errors import require, run
+from support.read import load_names, video_name
 from support.write import write_json
-from weights.teacher import texts_of
 
 TOP = 5                   # steps of a window in the JSON; next steps and futures that are printed
 
@@ -32,18 +33,20 @@ TOP = 5                   # steps of a window in the JSON; next steps and future
 def open_one(video, name, model, seed):
     """The Source of one video: of a file; of video `name` in a file of features; without `video`,
     of test video number `seed` of the toy world, which knows its steps."""
-    reads = bool(model.encoder.image)
+    f = model.encoder
     if video is None:
         require(model.config.clip == "toy", f"VIDEO is needed: {model.path} was trained on real "
                 "videos")
-        return DATA["toy"].one(model, seed)
-    require(reads != bool(name), "the checkpoint reads "
-            f"{'videos, not features' if name else 'features: give F.npz --video ID'}")
-    listed = [Video(video_name(name or video))]
-    if not name:
-        return VideoSource(listed, {listed[0].name: video}, pictures_of(model.encoder))
-    source = FeatureSource(listed, find_rows(video), None)
-    require_widths(source, model.encoder.features, model.dim)
+        return data_set("toy").of("test", [seed], f.frames)
+    if f.image:
+        require(not name, "the checkpoint reads videos, not features")
+        source = VideoFolder(Namespace(videos=video))
+    else:
+        require(name, "the checkpoint reads features: give F.npz --video ID")
+        source = Features(Namespace(features=video))
+        require_widths(source, f.features, model.dim)
+    choose(source, [Video(video_name(name or video))])
+    source.open(pictures_of(f), None)
     return source
 
 
@@ -108,10 +111,10 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     require(config.task in (None, "forecast"), f"{checkpoint}: is fine-tuned for {config.task}; "
             "give the checkpoint it was made from, or one that is fine-tuned for forecast")
     source = open_one(video, name, model, seed)
-    known = DATA["toy"].steps if config.clip == "toy" else None
-    steps = steps or config.names or known
-    require(steps, "--steps is needed: a file with a step per line")
-    names = load_phrases(steps) if isinstance(steps, (str, Path)) else [*steps]
+    names = steps or steps_of(model)
+    require(names, "--steps is needed: a file with a step per line")
+    if isinstance(steps, (str, Path)):
+        names = load_names(steps)
     asked = Namespace(clip=clip, clip_weights=clip_weights)
     teacher = open_teacher(*clip_of(model, asked), device)
     texts = texts_of(model, teacher, names)                                    # (S, D)
@@ -182,26 +185,31 @@ def main(args):
 def parse(argv=None):
     """The command line."""
     parser = Parser("Show the steps of one video, and several possible futures.")
-    add = parser.add_argument
+    add = parser.add_argument_group("video").add_argument
     add("video", nargs="?", help="the video; without one, test video number --seed of the toy "
         "world, with the truth beside the forecast")
     add("--video", dest="name", metavar="ID", help="which video, if VIDEO is a file of features")
-    add("--checkpoint", type=Path, help="a run folder, a checkpoint file, or a published one "
-        "(default: runs/pretrain, else the checkpoint that comes with the code)")
-    add("--steps", type=Path, help="the steps to choose among, one per line (default: those the "
-        "checkpoint is fine-tuned to, or the toy world's)")
+    add("--steps", type=existing, help="the steps to choose among, one per line (default: those "
+        "the checkpoint is fine-tuned to, or the toy world's)")
     add("--at", type=clock, help="forecast from here: s, MM:SS or HH:MM:SS (default: the end of "
         "the video; without VIDEO, of a random step)")
-    add_teacher_flags(parser)
-    add("--samples", type=positive(int), default=50, help="Monte Carlo samples (Eq. 11), one "
-        "future each")
-    add("--horizon", type=positive(int), default=3, help="steps of a future; the paper forecasts "
-        "one")
+
+    add = parser.add_argument_group("model").add_argument
+    add("--checkpoint", type=Path, help="a run folder, a checkpoint file, or a published one "
+        "(default: runs/pretrain, else the checkpoint that comes with the code)")
+    add_teacher_flags(add)
+
+    add = parser.add_argument_group("forecast").add_argument
+    add("--samples", type=positive(int, most=100_000), default=50, help="Monte Carlo samples "
+        "(Eq. 11), one future each")
+    add("--horizon", type=positive(int, most=1000), default=3, help="steps of a future; the paper "
+        "forecasts one")
     add("--json", type=Path, help="also write the forecast here")
     add("--figure", type=Path, help="also draw it: FILE.png, .pdf or .svg (needs matplotlib)")
-    add("--seed", type=int, default=0, help="of the noise; without VIDEO, which test video")
-    add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    add_micro_batch_flag(parser)
+
+    add = parser.add_argument_group("run").add_argument
+    add("--seed", type=seed_number, default=0, help="of the noise; without VIDEO, which test video")
+    add_device_flags(add)
     return parser.parse_args(argv)
 
 

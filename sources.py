@@ -1,155 +1,45 @@
-"""What --data means: one table, read by all commands, of how each data set is opened.
+"""What --data means: where each data set is, and all that follows in the same way for each of them.
 
-To add one, write a data.Source and a line of DATA. If it can be opened with narrations, it serves
-for pre-training; if with labels, for fine-tuning and evaluation.
+To add one, write a data.Source in a module of its own, and a line of SOURCES. If its videos have
+narrations, it serves for pre-training; if its lists have what a task needs, for that task.
 """
-from pathlib import Path
-from typing import Callable, NamedTuple
+import importlib
+import zlib
 
-from files.captions import count_narrations
-from files.features import FeatureSource, find_rows, require_widths
-from files.lists import count_coin, count_epic, epic_split, list_labeled, load_epic
-from files.sources import VideoSource, open_folder
-from files.video import find_videos, pictures_of
-from losses import TAU
+from data import UNKNOWN, pictures_of
 from support.arguments import limit_threads
 from support.errors import require
-from toy import grammar, render
-from toy.source import ToySource, load_teacher
-from weights.teacher import open_teacher as open_pretrained
-from weights.teacher import texts_of
+from support.read import load_names, video_name
 
-FLAGS = ("videos", "features", "captions", "ids", "phrases", "annotations", "steps", "skip",
-         "hold_out")                   # of which each data set has its own
-
-
-class Way(NamedTuple):
-    """How a data set is opened, with narrations or with labels.
-
-    open: of narrations, (args, pictures, teacher) -> Source; of labels, (args, pictures, teacher,
-    task, model, split) -> Source, names of the classes or None. pictures: what f reads of a window;
-    teacher: what looks at the clips, or None.
-    """
-    open: Callable
-    needs: tuple = ()                  # flags for files that must be given
-    takes: tuple = ()                  # and that may be
-
-
-class Data(NamedTuple):
-    """One value of --data."""
-    narrated: Way | None = None
-    labeled: Way | None = None
-    fits: Callable = bool              # (side of f's pictures; 0: features) -> whether it fits
-    tau: float = TAU                   # of Eq. 6
-    size: str = "base"                 # defaults of pre-training: train.py:SIZES
-    encoder: str = "timesformer"
-    frames: int = 8                    # of a clip, as f of this size reads it
-    clip: str | None = None            # the teacher; None: the paper's
-    phrases: tuple | None = None       # the pool; None: of --phrases
-    world: int | None = None           # version of a world that is made up
-    has: tuple = ()                    # what its lists give of that a Task needs: evaluate.py
-    split: Callable = lambda args: args.split          # args -> the name of what is measured
-    count: Callable | None = None      # for `python -m files check`: args -> what is listed
-    kind: Callable = VideoSource       # also for it: VideoSource, or a class with its interface
-    find: Callable = find_videos       # also for it: folder -> {id: path}
-    one: Callable | None = None        # (model, number) -> Source of one test video
-    steps: tuple | None = None         # names of its steps
-
-
-def labeled(kind, find, flag):
-    """Videos in COIN's layout, or their features, of a folder or file that `flag` names."""
-    def open_kind(args, pictures, teacher, task, model, split):
-        videos, names = list_labeled(args, task, split, model.config)
-        source = kind(videos, find(getattr(args, flag)), pictures, teacher, skip=args.skip)
-        if not pictures.size:
-            require_widths(source, model.encoder.features, model.dim)
-        return source, names
-    return open_kind
-
-
-def labeled_epic(args, pictures, teacher, task, model, split):
-    """Actions of EPIC-Kitchens-100, whose verbs and nouns have no texts here."""
-    return VideoSource(load_epic(args.annotations), find_videos(args.videos), pictures, teacher,
-                       skip=args.skip), None
-
-
-def labeled_toy(args, pictures, teacher, task, model, split):
-    """The toy world's videos of a split."""
-    names = list(grammar.STEPS) if "names" in task.needs else None
-    return ToySource(split, range(args.toy_videos), pictures.frames, teacher), names
-
-
-def narrated(kind, find, flag):
-    """Narrated videos, or features, of a folder or file that `flag` names."""
-    return lambda args, pictures, teacher: open_folder(
-        getattr(args, flag), args.captions, args.ids, pictures, teacher, args.skip,
-        args.max_unreadable, kind, find)
-
-
-def split_of(args):
-    """A released csv is one split: its own name tells which."""
-    return args.annotations.stem if args.annotations.suffix == ".csv" else args.split
-
-
-COIN_HAS = "steps", "names", "activities"              # of COIN's layout, and of the toy world
-
-DATA = {
-    "toy": Data(
-        Way(lambda args, pictures, teacher: ToySource(
-            "train", range(args.toy_videos), pictures.frames, teacher, narrated=True),
-            takes=("phrases",)),
-        Way(labeled_toy), fits=lambda size: size == render.SIZE, tau=0.045, size="small",
-        frames=4, clip="toy", phrases=grammar.PHRASES, world=grammar.VERSION, has=COIN_HAS,
-        steps=grammar.STEPS,
-        one=lambda model, number: ToySource("test", [number], model.encoder.frames)),
-    "howto100m": Data(
-        Way(narrated(VideoSource, find_videos, "videos"), ("videos", "captions", "phrases"),
-            ("ids", "skip")), count=count_narrations),
-    "features": Data(
-        Way(narrated(FeatureSource, find_rows, "features"), ("features", "captions", "phrases"),
-            ("ids", "skip")),
-        Way(labeled(FeatureSource, find_rows, "features"), ("annotations", "features"),
-            ("steps", "skip", "hold_out")),
-        fits=lambda size: not size, size="small", encoder="adapter", has=COIN_HAS, split=split_of),
-    "coin": Data(
-        labeled=Way(labeled(VideoSource, find_videos, "videos"), ("annotations", "videos"),
-                    ("steps", "skip", "hold_out")),
-        has=COIN_HAS, split=split_of, count=count_coin),
-    "epic": Data(
-        labeled=Way(labeled_epic, ("annotations", "videos"), ("skip",)),
-        has=("actions",), split=lambda args: epic_split(args.annotations),
-        count=count_epic),
+SOURCES = {                # --data: module:class, imported when it is asked for
+    "toy": "toy.source:Toy",
+    "howto100m": "files.howto100m:HowTo100M",
+    "features": "files.features:Features",
+    "coin": "files.coin:Coin",
+    "epic": "files.epic:Epic",
 }
+TEACHERS = {"toy": "toy.source:load_teacher"}          # --clip: function; others: weights.teacher
+HELD_OUT = 0.1             # share of the training videos that stand in for a validation split
 
 
-def require_flags(args, way):
-    """InputError if a file is missing that --data needs, or one is given that is not there, or that
-    --data does not read."""
-    absent = [name for name in way.needs if not getattr(args, name, None)]
-    require(not absent, f"--data {args.data} needs --{' and --'.join(absent)}")
-    for name in FLAGS:
-        require(name in way.needs + way.takes or not getattr(args, name, None),
-                f"--data {args.data} has no --{name.replace('_', '-')}")
-    for name in way.needs + way.takes:
-        path = getattr(args, name, None)
-        require(not isinstance(path, Path) or path.exists(),
-                f"--{name} {path}: no such file or folder")
+def found_at(place):
+    """What "module:name" stands for, imported."""
+    module, name = place.split(":")
+    return getattr(importlib.import_module(module), name)
 
 
+def data_set(name):
+    """The data.Source class of a value of --data."""
+    return found_at(SOURCES[name])
+
+
+# --- Teachers, and what a checkpoint knows ---
 def open_teacher(clip, clip_weights=None, device="cpu"):
-    """The frozen pseudo_labels.Teacher of a name: "toy", the toy world's, or as in
-    weights/teacher.py."""
-    if clip != "toy":
-        return open_pretrained(clip, clip_weights, device)
-    require(clip_weights is None, f"--clip-weights {clip_weights}: the toy world's has its own")
-    return load_teacher(device)
-
-
-def require_world(model):
-    """InputError if a checkpoint was trained in another version of the toy world."""
-    world = model.settings.get("world") or grammar.VERSION
-    require(world == grammar.VERSION, f"{model.path}: was trained in version {world} of the toy "
-            f"world; this code has {grammar.VERSION}")
+    """The frozen pseudo_labels.Teacher of a name: one of TEACHERS, or as in weights/teacher.py."""
+    if clip not in TEACHERS:
+        return found_at("weights.teacher:open_teacher")(clip, clip_weights, device)
+    require(clip_weights is None, f"--clip-weights {clip_weights}: --clip {clip} has its own")
+    return found_at(TEACHERS[clip])(device)
 
 
 def clip_of(model, args):
@@ -159,22 +49,36 @@ def clip_of(model, args):
     return model.config.clip, args.clip_weights or model.config.clip_weights
 
 
-def open_labeled(args, task, model, device, split, looks=True):
-    """The videos of a Task, as a checkpoint reads them -> their Source; names of the classes; the
-    teacher, and its texts (S, D). The last three are None for a task without names. looks: whether
-    the teacher sees the clips, too."""
-    data, f = DATA[args.data], model.encoder
-    limit_threads(f.image, device)
-    require_world(model)
-    require_flags(args, data.labeled)
-    require(data.fits(f.image), f"{model.path}: reads "
-            f"{f'pictures of {f.image} pixels' if f.image else 'features'}, not --data {args.data}")
-    pictures, teacher = pictures_of(f)._replace(frames=task.frames or f.frames), None
-    if "names" in task.needs:
-        teacher = open_teacher(*clip_of(model, args), device)
-    source, names = data.labeled.open(args, pictures, teacher if looks else None, task, model,
-                                      split)
-    return source, names, teacher, texts_of(model, teacher, names) if teacher else None
+def teacher_of(model):
+    """The teacher that a model was trained with, on its device. InputError if it is not there."""
+    config = model.config
+    return open_teacher(config.clip, config.clip_weights, model.phrases.device)
+
+
+def steps_of(model):
+    """The names of the steps that a model knows: those it is fine-tuned to, or the toy world's if
+    it was trained there; else None."""
+    config = model.config
+    if config.task in (None, "forecast", "classify") and config.names:
+        return list(config.names)
+    if config.clip in TEACHERS:
+        return list(data_set(config.clip).steps)
+    return None
+
+
+def texts_of(model, teacher, names):
+    """As weights/teacher.py has it: the teacher's embeddings (S, D) of a label set."""
+    return found_at("weights.teacher:texts_of")(model, teacher, names)
+
+
+def require_world(model):
+    """InputError if a checkpoint was trained in another version of a world that is made up."""
+    world, name = model.settings.get("world"), model.settings.get("data")
+    if world is None or name not in SOURCES:
+        return
+    now = data_set(name).world
+    require(world == now, f"{model.path}: was trained in version {world} of the {name} world; this "
+            f"code has {now}")
 
 
 def history_of(model, given=None):
@@ -196,3 +100,228 @@ def warn_of_data(model, source):
         return ("this checkpoint knows only the toy world, rendered pictures of 32 pixels: on "
                 "any other video its answers mean nothing")
     return None
+
+
+# --- Which videos ---
+def is_held_out(video, share):
+    """Whether a video of the training split is in the share held out, by the CRC-32 of its id."""
+    return zlib.crc32(video.name.encode()) % 1000 < 1000 * share
+
+
+def of_split(videos, split, config=None):
+    """The videos of a split; those without a split are of any.
+
+    If no video is for validation, a share of the training videos takes its place: the share that a
+    fine-tuned checkpoint, whose model.Config is given, left out; fine-tuning trains on the rest.
+    InputError if it left out none.
+    """
+    splits = {video.split for video in videos}
+    if split == "validation" and "train" in splits and split not in splits:
+        tuned = config is not None and config.task
+        require(not tuned or config.hold_out, "--split validation: the list has no such videos, "
+                "and the checkpoint was tuned on all training videos; fine-tune it with --hold-out "
+                f"{HELD_OUT}, or give --split test")
+        share = config.hold_out if tuned else HELD_OUT
+        return [video for video in videos if video.split == "train" and is_held_out(video, share)]
+    return [video for video in videos if video.split in (None, split)]
+
+
+def list_videos(source, args, split, config=None):
+    """Read the lists of a source -> data.Lists, with the videos of a split, without those that
+    --hold-out leaves out. config: of the checkpoint. InputError if there are none."""
+    lists = source.read_lists(args, split)
+    videos = of_split(lists.videos, split, config)
+    hold_out = getattr(args, "hold_out", None)             # of fine-tuning
+    if hold_out:
+        videos = [video for video in videos if not is_held_out(video, hold_out)]
+    require(videos, f"--data {args.data}: no video of the split {split} is listed")
+    source.split = split
+    if all(video.split is None for video in videos):
+        source.split = lists.split
+    return lists._replace(videos=videos)
+
+
+def choose(source, videos, skip=()):
+    """Set which videos of a source are listed, can be used, and are left out. Those to skip keep
+    their place, so that a resumed run may skip one more. InputError if none is there, or if one to
+    skip is not listed."""
+    names = dict.fromkeys(video.name for video in videos)
+    found, left_out = source.found(), {}
+    if found is not None:
+        for name in names:
+            if name not in found:
+                left_out[name] = "absent", "no file, or no narration"
+        there = next(iter(source.paths or found), None)
+        require(len(left_out) < len(names), f"none of {len(names)} listed videos has a file of its "
+                f"name, with captions if it needs them; listed is {next(iter(names))!r}, there is "
+                f"the video {there!r}")
+    source.listed = videos
+    source.videos = [video for video in videos if video.name not in left_out]
+    for name in map(video_name, skip):
+        require(name in names, f"--skip {name}: not among the listed videos")
+        left_out.setdefault(name, ("skipped", "left out by --skip"))
+    source.left_out = left_out
+
+
+# --- Names of classes ---
+def same_name(a, b):
+    """Whether two names are the same but for capitals and blanks."""
+    return a.casefold().split() == b.casefold().split()
+
+
+def place_of(args):
+    """Where labels come from, for messages."""
+    return getattr(args, "annotations", None) or f"--data {args.data}"
+
+
+def count_classes(lists):
+    """How many classes of steps the lists have, by their highest number."""
+    highest = max(lists.names, default=UNKNOWN)
+    for video in lists.videos:
+        for step in video.steps:
+            highest = max(highest, step.label)
+    return 1 + highest
+
+
+def choose_names(lists, args, tuned):
+    """The classes of steps to choose among -> their names; the number of each in the lists.
+
+    Names are those of --steps, where line i is class i; else the lists', without the classes that
+    they do not name; else those that a checkpoint is fine-tuned to, `tuned` or None, by number.
+    InputError if names contradict each other, or there are none.
+    """
+    numbers = [k for k in sorted(lists.names) if lists.names[k]]
+    names = [lists.names[k] for k in numbers]
+    steps = getattr(args, "steps", None)
+    if steps:
+        names = load_names(steps)
+        check_names(steps, names, lists, args)
+        return names, range(len(names))
+    if tuned and len(names) == len(tuned) and all(map(same_name, names, tuned)):
+        return list(tuned), numbers
+    if tuned:
+        check_names("the checkpoint", tuned, lists, args)
+        return list(tuned), range(len(tuned))
+    require(names, f"{place_of(args)}: its classes have no names; add --steps FILE")
+    return names, numbers
+
+
+def check_names(path, names, lists, args):
+    """InputError if the names in `path`, class by class, contradict those of the lists. There may
+    be more names: the last classes may have no step."""
+    need = f"in {place_of(args)}; line i must be class i"
+    count = count_classes(lists)
+    require(count <= len(names), f"{path}: {len(names)} names, but {count} classes {need}")
+    for k, known in sorted(lists.names.items()):
+        require(not known or same_name(names[k], known), f"{path}:{k + 1}: class {k + 1} is "
+                f"{names[k]!r}, but {known!r} {need}")
+
+
+def name_classes(lists, args, tuned=None):
+    """Lists whose classes are renumbered to those with a name, and the names. A line says how many
+    are no candidates. Arguments are those of `choose_names`."""
+    names, numbers = choose_names(lists, args, tuned)
+    count = count_classes(lists)
+    if count > len(names):
+        print(f"{place_of(args)}: {count - len(names)} of {count} classes have no name and are no "
+              "candidates")
+    places = {k: i for i, k in enumerate(numbers)}
+    videos = []
+    for video in lists.videos:
+        steps = []
+        for step in video.steps:
+            steps.append(step._replace(label=places.get(step.label, UNKNOWN)))
+        videos.append(video._replace(steps=tuple(steps)))
+    return lists._replace(videos=videos), names
+
+
+def name_activities(lists, args, config):
+    """The names of all activities of a list, "" where it has none. InputError if they are others
+    than those that a checkpoint is tuned to, or in another order."""
+    where = place_of(args)
+    require(lists.activities, f"{where}: no activities")
+    count = 1 + max(lists.activities)
+    names = [lists.activities.get(k, "") for k in range(count)]
+    if not config.task:
+        return names
+    tuned = config.names or [""] * sum(config.classes)
+    require(count <= len(tuned), f"{where}: {count} activities; the checkpoint is fine-tuned to "
+            f"{len(tuned)}")
+    for k, (its, ours) in enumerate(zip(tuned, names)):
+        require(not its or not ours or same_name(its, ours), f"{where}: activity {k} is {ours!r}; "
+                f"the checkpoint is fine-tuned with {its!r} in its place")
+    return list(tuned)
+
+
+# --- Opened for a command ---
+def fits(kind, side):
+    """Whether f, which reads pictures of `side` pixels (0: features), can read a data set."""
+    if kind.side is None:
+        return side > 0
+    return side == kind.side
+
+
+def require_widths(source, width, dim):
+    """InputError if f reads features of another `width` (None: any), or if the texts have another
+    `dim` than what the teacher sees."""
+    F, D = source.widths
+    require(width in (None, F), f"--data features: embedding is (R, {F}), the checkpoint reads (R, "
+            f"{width})")
+    require(dim == D, f"--data features: teacher is (R, {D}), (R, {dim}) of --clip is needed")
+
+
+def list_narrated(args):
+    """The narrated training videos of --data, not yet opened: data.Source."""
+    source = data_set(args.data)(args)
+    lists = list_videos(source, args, "train")
+    choose(source, lists.videos, args.skip)
+    return source
+
+
+def list_for(args, model, split):
+    """The videos of a split of --data for a checkpoint: data.Source, in which none is chosen yet,
+    and its data.Lists. InputError if the model cannot read them, or is of another world."""
+    side = model.encoder.image
+    limit_threads(side, model.phrases.device)
+    require_world(model)
+    reads = f"pictures of {side} pixels" if side else "features"
+    kind = data_set(args.data)
+    require(fits(kind, side), f"{model.path}: reads {reads}, not --data {args.data}")
+    source = kind(args)
+    return source, list_videos(source, args, split, model.config)
+
+
+def open_unlabeled(args, model, teacher, split="test"):
+    """The videos of --data, as a checkpoint reads them, without their labels: data.Source. teacher:
+    the one that looks at the clips, or None."""
+    source, lists = list_for(args, model, split)
+    choose(source, lists.videos, args.skip)
+    source.open(pictures_of(model.encoder), teacher)
+    return source
+
+
+def open_labeled(args, task, model, device, split, looks=True):
+    """The videos of a Task, as a checkpoint reads them -> their Source; names of the classes; the
+    teacher, and its texts (S, D). Names are None if the classes have none; the last two for a task
+    without names of steps. looks: whether the teacher sees the clips, too."""
+    f, config = model.encoder, model.config
+    source, lists = list_for(args, model, split)
+    names = teacher = texts = None
+    if "names" in task.needs:
+        tuned = config.names if config.task else None
+        lists, names = name_classes(lists, args, tuned)
+    elif "activities" in task.needs:
+        names = name_activities(lists, args, config)
+    choose(source, lists.videos, args.skip)
+    if source.widths:
+        require_widths(source, f.features, model.dim)
+    if "names" in task.needs:
+        clip, clip_weights = clip_of(model, args)
+        teacher = open_teacher(clip, clip_weights, device)
+        texts = texts_of(model, teacher, names)
+    pictures = pictures_of(f)._replace(frames=task.frames or f.frames)
+    eyes = None
+    if looks:
+        eyes = teacher
+    source.open(pictures, eyes)
+    return source, names, teacher, texts

@@ -28,19 +28,19 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 import finetune
-from data import NarratedVideos, clip_distance, pictures_of
+from data import STRIDE, NarratedVideos, clip_distance, pictures_of
 from diffusion import CLIPS, NOISE, add_noise, noise_levels, released_levels, scale_of
-from files.features import require_widths
-from files.lists import load_phrases
-from losses import agreement, cross_entropy, match, mse_loss
+from losses import TAU, agreement, cross_entropy, match, mse_loss
 from model import ORDERS, Config, clips_at_once
 from pseudo_labels import clip_features, soft_targets
-from sources import DATA, open_teacher, require_flags
+from sources import SOURCES, data_set, fits, list_narrated, open_teacher, require_widths
 from support import errors, parallel
-from support.arguments import (Parser, add_narrated_flags, add_run_flags, limit_threads,
-                               mixed_precision, noise_of, pick_device, positive)
+from support.arguments import (Parser, add_data_flags, add_run_flags, add_teacher_flags, existing,
+                               limit_threads, mixed_precision, noise_of, peek, pick_device,
+                               positive)
 from support.compiler import compile_modules
 from support.errors import require
+from support.read import load_phrases
 from support.run import Run, learning_rate
 from support.workers import items, join, read_ahead, send
 from weights import encoders
@@ -121,24 +121,28 @@ def make_optimizer(model, stage):
 
 def set_up(args, run, device):
     """The videos, their frozen teacher, and the model: f and h together."""
-    # 1. The teacher and the phrase pool, the videos.
-    data, sizes = DATA[args.data], encoders.sizes_of(args.encoder, args.size, args.set)
+    # 1. The phrase pool, the videos and their narrations, the teacher.
+    kind, sizes = data_set(args.data), encoders.sizes_of(args.encoder, args.size, args.set)
     pictures = pictures_of(encoders.make_encoder(sizes))   # f is made to ask it; below, to train it
     limit_threads(pictures.size, device)
-    require_flags(args, data.narrated)
-    require(data.fits(pictures.size), f"--data {args.data}: not what f reads; leave out --size and "
-            "--encoder")
-    phrases = load_phrases(args.phrases) if args.phrases else data.phrases
-    start = None if run.checkpoint else open_start(args.init, data.world)
+    require(fits(kind, pictures.size), f"--data {args.data}: not what f reads; leave out "
+            "--size and --encoder")
+    phrases = kind.phrases
+    if args.phrases:
+        phrases = load_phrases(args.phrases)
+    start = None if run.checkpoint else open_start(args.init, kind.world)
+    source = list_narrated(args)
+    spacing = clip_distance(source, args.stride, args.max_unreadable)
     teacher = open_teacher(args.clip, args.clip_weights, device)
     require(args.targets == "vision" or teacher.reads_sentences, f"--targets {args.targets}: needs "
             f"the teacher itself, not the table {args.clip}")
-    source = data.narrated.open(args, pictures, teacher)
     run.require_list("videos", [video.name for video in source.videos])
     run.require_list("phrases", phrases)
     texts = teacher.encode_phrases(phrases)                                # (K, D)
-    if not pictures.size:
-        sizes["features"] = require_widths(source, None, texts.shape[1])
+    if source.widths:
+        require_widths(source, None, texts.shape[1])
+        sizes["features"] = source.widths[0]
+    source.open(pictures, teacher, narrated=True)
 
     # 2. f and h.
     torch.manual_seed(args.seed)
@@ -149,8 +153,7 @@ def set_up(args, run, device):
     if args.order != "none":
         h = SIZES[args.size]["denoiser"] | encoders.chosen_of("denoiser", args.set)
     config = Config(sizes, h, args.order, args.tau, scale, levels.tolist(), source.pixels,
-                    clip_distance(source, args.stride), args.stride, clip=args.clip,
-                    clip_weights=args.clip_weights, first_phrase=phrases[0])
+                    spacing, args.stride, clip=args.clip, clip_weights=args.clip_weights, first_phrase=phrases[0])
     model = rebuild(run.checkpoint) if run.checkpoint else build(config, texts)
     if start:
         init_from(args.init, model, start)
@@ -220,55 +223,80 @@ def pretrain(args):
 
 
 def parse(argv=None):
-    """The command line. A flag's own default is None where --size or --data gives the default."""
-    stage = Parser("", add_help=False)
-    stage.add_argument("--stage")
-    if stage.parse_known_args(argv)[0].stage == "finetune":
+    """The command line. Defaults are those of --data and --size."""
+    if peek(argv, "--stage", "pretrain") == "finetune":
         return finetune.parse(argv)
     parser = Parser("Pre-train f and h (Sec. 3.2). See also --stage finetune --help.")
-    add = parser.add_argument
-    add("--stage", choices=["pretrain", "finetune"], default="pretrain")
-    add_narrated_flags(parser, [name for name in DATA if DATA[name].narrated])
-    add("--size", choices=["small", "base"], help="f and h: 2 blocks on 4 frames of 32 pixels, or "
-        "ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch and --lr, too")
-    add("--encoder", choices=encoders.choices(), help="f; for features: adapter")
-    add("--set", nargs="+", metavar="NAME=VALUE", help="arguments of f and h in place of those of "
-        "--size, such as denoiser.layers=6 encoder.width=96; an unknown name lists all")
-    add("--order", choices=ORDERS, default="diffusion",
-        help="h learns from the noised missing clip, from zeros (mask), or there is no h (none)")
-    add("--noise", nargs="+", default=NOISE, metavar=("FIRST", "LAST"), help="signal-to-noise "
-        "ratios times sqrt(D) of the first and last level; or: release, the authors'")
-    add("--rows", choices=["release", "paper"], default="release", help="release: hide clips "
-        "from a random position after the missing one onward, as the authors do; paper: none")
-    add("--context", choices=["observed", "shuffled"], default="observed",
-        help="shuffled: h reads the observed clips in random order, a control")
-    add("--targets", choices=["vision", "narration", "both"], default="vision",
-        help="soft targets of the teacher: of frames, of speech, or their mean")
-    add("--tau", type=positive(float), help="temperature of Eq. 6 (default: 0.02, toy 0.045)")
-    add("--init", help="start f and h from a run, a file, ImageNet's ViT (timm), or scratch (none)")
-    add("--sgd-epochs", type=positive(float, zero=True), help="epochs of SGD, the first stage")
-    add("--epochs", type=positive(float, zero=True), help="epochs of AdamW, the second stage")
-    add("--batch", type=positive(int), help="videos per update")
-    add("--lr", type=positive(float), help="peak learning rate of AdamW")
+    parser.add_argument("--stage", choices=["pretrain", "finetune"], default="pretrain")
+    kind = add_data_flags(parser, argv, list(SOURCES), data_set, "pretrain")
+    size = peek(argv, "--size", kind.size)
+    require(size in SIZES, f"--size {size}: must be {' or '.join(SIZES)}")
+    encoder = peek(argv, "--encoder", kind.encoder)
+    add_pool_flags(parser, kind)
+    add_model_flags(parser, kind, size, encoder)
+    add_training_flags(parser, SIZES[size])
+    add = add_run_flags(parser)
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
     add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
     add("--tensorboard", action="store_true", help="also write the metrics as TensorBoard's events "
         "into the folder")
     add("--compile", action="store_true", help="compile f, h and the teacher's picture tower: "
         "faster on a GPU, after some minutes")
-    add_run_flags(parser)
     args = parser.parse_args(argv)
-    data, args.noise = DATA[args.data], noise_of(args.noise)
-    args.size, args.encoder = args.size or data.size, args.encoder or data.encoder
+    args.noise = noise_of(args.noise)
     if args.set:
         args.set = encoders.overrides(args.set, args.encoder, args.order)
-    args.clip, args.world = args.clip or data.clip, data.world
-    init = "timm" if args.size == "base" and args.encoder == "timesformer" else "none"
-    for name, value in {**SIZES[args.size], "tau": data.tau, "init": init}.items():
-        if getattr(args, name, value) is None:
-            setattr(args, name, value)
-    args.log_every = SIZES[args.size]["log_every"]
+    args.world, args.log_every = kind.world, SIZES[size]["log_every"]
     return args
+
+
+def add_pool_flags(parser, kind):
+    """Add the group of the teacher, its phrases, and which clips it sees."""
+    add = parser.add_argument_group("teacher").add_argument
+    add_teacher_flags(add, kind.clip)
+    add("--phrases", type=existing, required=kind.phrases is None, help="the phrase pool, one "
+        "phrase per line (default: the toy world's)")
+    add("--targets", choices=["vision", "narration", "both"], default="vision",
+        help="soft targets of the teacher: of frames, of speech, or their mean")
+    add("--stride", type=positive(int), default=STRIDE, help="every STRIDE-th sentence gives a "
+        "clip; choose it so that clips are about a step apart")
+
+
+def add_model_flags(parser, kind, size, encoder):
+    """Add the group of f and h. kind: the data.Source class; size and encoder: as chosen."""
+    add = parser.add_argument_group("model").add_argument
+    add("--size", choices=list(SIZES), default=size, help="f and h: 2 blocks on 4 frames of 32 "
+        "pixels, or ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch "
+        "and --lr, too")
+    add("--encoder", choices=encoders.choices(), default=encoder,
+        help="f; for features: adapter")
+    add("--set", nargs="+", metavar="NAME=VALUE", help="arguments of f and h in place of those of "
+        "--size, such as denoiser.layers=6 encoder.width=96; an unknown name lists all")
+    init = "none"
+    if size == "base" and encoder == "timesformer":
+        init = "timm"
+    add("--init", default=init, help="start f and h from a run, a file, ImageNet's ViT (timm), or "
+        "scratch (none)")
+    add("--order", choices=ORDERS, default="diffusion",
+        help="h learns from the noised missing clip, from zeros (mask), or there is no h (none)")
+    add("--noise", nargs="+", default=NOISE, metavar=("FIRST", "LAST"), help="signal-to-noise "
+        "ratios times sqrt(D) of the first and last level; or: release, the authors'")
+    add("--tau", type=positive(float), default=kind.tau or TAU, help="temperature of Eq. 6")
+    add("--rows", choices=["release", "paper"], default="release", help="release: hide clips "
+        "from a random position after the missing one onward, as the authors do; paper: none")
+    add("--context", choices=["observed", "shuffled"], default="observed",
+        help="shuffled: h reads the observed clips in random order, a control")
+
+
+def add_training_flags(parser, sizes):
+    """Add the group of how long, how much at once and how fast. sizes: a row of SIZES."""
+    add = parser.add_argument_group("training").add_argument
+    add("--sgd-epochs", type=positive(float, zero=True), default=sizes["sgd_epochs"],
+        help="epochs of SGD, the first stage")
+    add("--epochs", type=positive(float, zero=True), default=sizes["epochs"],
+        help="epochs of AdamW, the second stage")
+    add("--batch", type=positive(int), default=sizes["batch"], help="videos per update")
+    add("--lr", type=positive(float), default=sizes["lr"], help="peak learning rate of AdamW")
 
 
 def main(args):

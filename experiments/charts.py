@@ -11,14 +11,14 @@ from torch.nn.functional import normalize
 
 import weights
 from data import classify_examples, consecutive, heard, history_windows, sentence_windows
-from files.lists import read_lines, read_text
+from support.read import read_lines, read_text
 from model import sample_in_turn
 from pseudo_labels import soft_targets
 from support.arguments import INCLUDED, Parser
 from support.errors import run
 from support.figures import BLUE, plot_bars, save
 from toy import grammar
-from toy.source import ToySource, load_teacher
+from toy.source import Toy, load_teacher
 from train import draw
 
 CURVES = "loss", "xe", "mse", "mc", "match", "match_h"     # of metrics.jsonl; Eqs. 7 to 10
@@ -80,7 +80,7 @@ def plot_places(figure, files):
 
 
 def clips_of(source, name):
-    """The middle clip of each time that a ToySource shows a step: what f and the teacher read."""
+    """The middle clip of each time that a Toy source shows a step: what f and the teacher read."""
     found = [source.clips(one.video, one.windows) for one in classify_examples(source.videos, 1)
              if grammar.STEPS[one.label] == name]
     return [torch.cat(parts) for parts in zip(*found)]
@@ -93,7 +93,7 @@ def plot_look_alikes(figure, runs):
     figure.set_size_inches(8, 2.1)
     teacher = load_teacher("cpu")
     known, asked = ([clips_of(source, name) for name in PAIR] for source in (
-        ToySource(split, range(VIDEOS), 4, teacher) for split in ("train", "test")))
+        Toy.of(split, range(VIDEOS), 4, teacher) for split in ("train", "test")))
     views = {"teacher": lambda clips, seen: seen}
     for folder in runs:
         model = weights.load(folder)
@@ -120,7 +120,7 @@ def plot_task(figure, checkpoint):
     step after five steps, after the same with two look-alikes exchanged, and after six."""
     figure.set_size_inches(9, 4.8)
     model, teacher = weights.load(checkpoint), load_teacher("cpu")
-    source, texts = ToySource("test", [0], 4, teacher), teacher.encode_phrases(grammar.STEPS)
+    source, texts = Toy.of("test", [0], 4, teacher), teacher.encode_phrases(grammar.STEPS)
     narration, rng = source.narration(0), np.random.default_rng(0)
     windows = consecutive(sentence_windows(narration, source.duration(0), rng), rng)
     share, sentences = heard(narration, windows)

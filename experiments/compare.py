@@ -21,7 +21,7 @@ from statistics import variance
 
 import numpy as np
 
-from files.lists import fields_of, read_text
+from support.read import fields_of, read_text
 from support.arguments import Parser
 from support.errors import require, run
 

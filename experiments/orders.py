@@ -9,9 +9,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from experiments.tables import text_table
-from files.lists import load_coin, read_lines
+from files.lists import load_coin
 from support.arguments import Parser
 from support.errors import run
+from support.read import read_lines
 
 FOLDS = 10                # of the videos, one of which is asked
 
@@ -21,7 +22,7 @@ def read_steps(path):
     TASK_VIDEO.csv with lines `step,start s,end s`, where steps are numbered within a task."""
     videos = []
     if not path.is_dir():
-        for video in load_coin(path)[0]:
+        for video in load_coin(path).videos:
             videos.append(tuple(step.label for step in video.steps))
         return videos
     for file in sorted(path.glob("*_*.csv")):

@@ -23,7 +23,7 @@ from support.errors import require, run
 from support.metrics import draw_correct, pack, percent, print_rows, share_of, topk_correct
 from support.write import write_json
 from toy import grammar, render
-from toy.source import ToySource, load_teacher
+from toy.source import Toy, load_teacher
 from toy.truth import observed_steps
 from weights.teacher import texts_of
 
@@ -44,7 +44,7 @@ def training_clips(model, args):
     """f's embeddings of the clips of all videos that the checkpoint was trained on, cut as in
     training: (V, N, D), and how many of the N each video has, (V,)."""
     rng, count = np.random.default_rng(args.seed), model.settings["toy_videos"]
-    source, videos = ToySource("train", range(count), model.encoder.frames), []
+    source, videos = Toy.of("train", range(count), model.encoder.frames), []
     for i in range(count):
         windows = sentence_windows(source.narration(i), source.duration(i), rng,
                                    model.config.stride)
@@ -101,7 +101,7 @@ def sampled_futures(model, x, n, texts, source, examples, args):
 
 # --- The command ---
 def open_toy(args, device):
-    """The checkpoint; the videos that it forecasts, a ToySource; and the texts (S, D) of its steps.
+    """The checkpoint; the videos that it forecasts, a Toy; and the texts (S, D) of its steps.
     InputError unless it forecasts steps of this version of the toy world."""
     model = weights.load(args.checkpoint).to(device)
     limit_threads(model.encoder.image, device)
@@ -110,7 +110,7 @@ def open_toy(args, device):
             and "toy_videos" in model.settings, f"{args.checkpoint}: is no run of the toy world")
     require(model.config.task in (None, "forecast"), f"{args.checkpoint}: is fine-tuned for "
             f"{model.config.task}, not to forecast")
-    source = ToySource(args.split, range(args.toy_videos), model.encoder.frames)
+    source = Toy.of(args.split, range(args.toy_videos), model.encoder.frames)
     texts = texts_of(model, load_teacher(device), list(grammar.STEPS))
     return model, source, texts
 

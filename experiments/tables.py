@@ -17,7 +17,7 @@ from statistics import mean
 from tqdm import tqdm
 
 from experiments.compare import compare
-from files.lists import read_text
+from support.read import read_text
 from support.arguments import Parser
 from support.errors import require, run
 from support.write import write_json, write_text

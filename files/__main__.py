@@ -1,16 +1,18 @@
 """Before training: `check` counts data and names what is unusable, `phrases` collects a pool."""
 import json
-from itertools import product
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 
 from torch.utils.data import Dataset
-from tqdm import tqdm
+from tqdm import tqdm, trange
 
-from data import Read, activity_examples, classify_examples, forecast_examples
+from data import (NOUNS, STRIDE, VERBS, Read, Unreadable, activity_examples, classify_examples,
+                  forecast_examples)
 from files.captions import MAX_UNREADABLE
 from files.phrases import collect
-from sources import DATA, Way, require_flags
-from support.arguments import Parser
+from sources import SOURCES, choose, data_set
+from support.arguments import Parser, add_data_flags, existing, positive
 from support.errors import require_readable, run
 from support.workers import read_ahead
 from support.write import write_json
@@ -20,7 +22,7 @@ EXAMPLES = {"classify": classify_examples, "forecast": forecast_examples,
 
 
 class Looks(Dataset):
-    """Item (-, i, i) -> Read, if video i of a VideoSource can be used; its `clips` are its length,
+    """Item (-, i, i) -> Read, if video i of a data.Source can be used; its `clips` are its length,
     s. Raises Unreadable."""
 
     def __init__(self, source):
@@ -34,75 +36,160 @@ class Looks(Dataset):
         return Read(self.name(item), item[2], self.source.check(item[1]))
 
 
-def counts(listed, source, unreadable):
-    """How many ids are listed, found, absent and unreadable; without a source, only the first."""
-    ids = set(listed)
-    return {"videos": len(ids), "found": source and len(ids & source.paths.keys()),
-            "absent": source and len(ids - source.paths.keys()),
-            "unreadable": source and len(ids & unreadable.keys())}
+# --- What lists and narrations hold ---
+def seconds_between_steps(videos):
+    """The mean time from the start of a step to that of the next, s; None without any."""
+    apart = []
+    for video in videos:
+        apart += [then.start - now.start for now, then in pairwise(video.steps)]
+    return mean(apart) if apart else None
+
+
+def rounded(value, digits):
+    """A number rounded, or None."""
+    return None if value is None else round(value, digits)
+
+
+def count_labels(kind, lists):
+    """What the lists of a data set hold of labels."""
+    if "actions" in kind.has:
+        actions = sum(len(video.steps) for video in lists.videos)
+        return {"segments": {lists.split: actions}, "verbs": VERBS, "nouns": NOUNS}
+    names = lists.names
+    return {"classes": 1 + max(names, default=-1), "distinct_texts": len(set(names.values())),
+            "seconds_between_steps": rounded(seconds_between_steps(lists.videos), 1)}
+
+
+def count_narrations(source, wrong):
+    """What is said in the videos of a source. {id: reason} of unreadable narrations is put into
+    `wrong`. If some videos have steps, also the --stride by which clips are about a step apart."""
+    sentences, end, apart, silent = 0, 0.0, [], []
+    for i in trange(len(source.videos), desc="captions", mininterval=1):
+        name = source.videos[i].name
+        try:
+            said = source.narration(i)
+        except Unreadable as error:
+            wrong[name] = str(error)
+            continue
+        if not said:
+            silent.append(name)
+            continue
+        sentences += len(said)
+        end += max(sentence[1] for sentence in said)
+        apart += [then[0] - now[0] for now, then in pairwise(said)]
+    between = mean(apart) if apart else None
+    steps = seconds_between_steps(source.videos)
+    stride = None
+    if steps and between:
+        stride = max(1, round(steps / between))
+    narrated = len(source.videos) - len(wrong) - len(silent)
+    clips = sentences / (stride or STRIDE) / max(1, narrated)
+    facts = {"captions": len(source.videos), "unreadable_captions": len(wrong),
+             "sentences": sentences, "silent_ids": silent, "stride": stride}
+    facts["seconds_between_captions"] = rounded(between, 1)
+    facts["seconds_between_steps"] = rounded(steps, 1)
+    facts["clips_per_video"], facts["hours"] = round(clips, 1), round(end / 3600, 2)
+    return facts
+
+
+# --- What is there ---
+def counts(names, source, unreadable):
+    """How many ids are listed, found, absent and unreadable; if no videos are given, only the
+    first."""
+    ids = set(names)
+    if not source.paths:
+        return {"videos": len(ids), "found": None, "absent": None, "unreadable": None}
+    return {"videos": len(ids), "found": len(ids & source.paths.keys()),
+            "absent": len(ids - source.paths.keys()), "unreadable": len(ids & unreadable.keys())}
+
+
+def count_examples(source, unreadable):
+    """{task: {split: how many examples are listed, and of which videos}}."""
+    found = {}
+    for task, examples_of in EXAMPLES.items():
+        found[task] = {}
+        for split in ("train", "validation", "test"):
+            videos = [video for video in source.listed if video.split == split]
+            names = [videos[example.video].name for example in examples_of(videos)]
+            found[task][split] = {"listed": len(names)} | counts(names, source, unreadable)
+    return found
+
+
+def look(source, workers):
+    """Look at each video of a source -> {id: reason} of the unreadable, hours of the others."""
+    items = [(0, i, i) for i in range(len(source.videos))]
+    unreadable, seconds = {}, 0.0
+    with read_ahead(Looks(source), items, workers) as reads:
+        for read in tqdm(reads, "read", len(items), mininterval=1):
+            if read.failed:
+                unreadable[read.name] = read.failed
+            else:
+                seconds += read.clips
+    return unreadable, seconds / 3600
 
 
 def check(args):
-    """Print what a list holds and, with --videos, which of its videos training can use."""
-    data, source, unreadable, looks = DATA[args.data], None, {}, []
-    needs = {*(data.labeled or data.narrated).needs} & {"annotations", "captions"}
-    require_flags(args, Way(check, (*needs,), ("videos", "annotations")))
-    videos, captions, facts, wrong = data.count(args)
-    if args.videos:
-        source = data.kind(videos, data.find(args.videos), None, captions=captions,
-                           max_unreadable=1.0)
-        items = [(0, i, i) for i in range(len(source.videos))]
-        with read_ahead(Looks(source), items, args.workers) as reads:
-            looks = list(tqdm(reads, "read", len(items), mininterval=1))
-        unreadable = {look.name: look.failed for look in looks if look.failed}
+    """Print what the lists of a data set hold and, if its videos are given, which can be used."""
+    kind = data_set(args.data)
+    source = kind(args)
+    lists = source.read_lists(args, None)
+    source.videos = lists.videos
+    facts, wrong, unreadable, hours, absent = {}, {}, {}, None, None
+    if kind.has and any(video.steps for video in lists.videos):
+        facts |= count_labels(kind, lists)
+    if source.captions is not None:
+        facts |= count_narrations(source, wrong)
+    source.listed = lists.videos
+    if source.paths:
+        choose(source, lists.videos)
+        absent = list(source.left_out)
+        unreadable, hours = look(source, args.workers)
         unreadable |= {name: wrong[name] for name in wrong if name in source.paths}
-    if any(video.split for video in videos):
-        for task, split in product(EXAMPLES, ("train", "validation", "test")):
-            chosen = [video for video in videos if video.split == split]
-            listed = [chosen[example.video].name for example in EXAMPLES[task](chosen)]
-            facts.setdefault(task, {})[split] = {
-                "listed": len(listed), **counts(listed, source, unreadable)}
+    if any(video.split for video in lists.videos):
+        facts |= count_examples(source, unreadable)
     else:
-        facts |= counts([video.name for video in videos], source, unreadable)
-    absent = source and [name for name in dict.fromkeys(video.name for video in videos)
-                         if source.left_out.get(name, [""])[0] == "absent"]
+        facts |= counts([video.name for video in lists.videos], source, unreadable)
     facts |= {"absent_ids": absent, "unreadable_ids": wrong | unreadable}
-    if captions:
-        hours = sum(look.clips or 0.0 for look in looks) / 3600
-        facts["video_hours"] = source and round(hours, 2)
-        facts["without_captions_ids"] = source and sorted(source.paths.keys() - captions.keys())
+    if source.captions is not None:
+        unheard = sorted(source.paths.keys() - set(source.captions))
+        facts["video_hours"] = rounded(hours, 2)
+        facts["without_captions_ids"] = unheard if source.paths else None
     print(json.dumps(facts, indent=2))
-    if captions:
+    if source.captions is not None:
         print("good: clips_per_video of 9 or more, for nine are read at once; clips about a step "
               "apart, by --stride; no unreadable ids")
     if args.json:
         write_json(args.json, facts)
-    if source:
-        require_readable(unreadable, len({video.name for video in source.videos}), MAX_UNREADABLE)
+    if source.paths:
+        names = {video.name for video in source.videos}
+        require_readable(unreadable, len(names), MAX_UNREADABLE)
 
 
 def parse(argv=None):
     """The command line."""
     parser = Parser(__doc__, prog="python -m files")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add = commands.add_parser("check", description="count data; name unusable files").add_argument
-    add("--data", choices=[name for name in DATA if DATA[name].count], default="coin", help="kind")
-    add("--annotations", type=Path, help="COIN.json, or EPIC's csv; howto100m: of some of the "
-        "videos, to tell which --stride fits")
-    add("--captions", type=Path, help="howto100m: folder, or caption.json")
-    add("--videos", type=Path, help="folder; without it only the list is counted")
+    counted = commands.add_parser("check", help="count data; name unusable files",
+                                  description="Count data, and name unusable files.")
+    add_data_flags(counted, argv, list(SOURCES), data_set, "check", default="coin")
+    parser.data_sets = counted.data_sets
+    add = counted.add_argument_group("run").add_argument
     add("--json", type=Path, help="also write the counts here")
-    add("--workers", type=int, default=0, help="processes that read videos")
-    add = commands.add_parser("phrases", description="collect verb phrases").add_argument
-    add("--captions", type=Path, required=True, help="folder, or caption.json")
+    add("--workers", type=positive(int, zero=True, most=1000), default=0,
+        help="processes that read videos")
+    pool = commands.add_parser("phrases", help="collect verb phrases from captions",
+                               description="Collect verb phrases from captions (needs spaCy).")
+    add = pool.add_argument
+    add("--captions", type=existing, required=True, help="folder, or caption.json")
     add("--out", type=Path, required=True, help="file to write: phrase,count,")
-    add("--min-count", type=int, default=12, help="leave out rarer phrases")
+    add("--min-count", type=positive(int), default=12, help="leave out rarer phrases")
     return parser.parse_args(argv)
 
 
 def main(args):
     """Run a command."""
-    {"check": check, "phrases": collect}[args.command](args)
+    commands = {"check": check, "phrases": collect}
+    commands[args.command](args)
 
 
 if __name__ == "__main__":

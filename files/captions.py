@@ -2,41 +2,50 @@
 or ID.vtt, each read when asked for; or caption.json, {ID: {start, end, text}}, read at the start.
 The id is the name of the video's file: `Title [id].en.vtt` belongs to `Title [id].mp4`."""
 import html
-import json
+import itertools
 import math
+import os
 import re
-from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
-from statistics import mean
 
 from tqdm import tqdm
 
-from data import STRIDE, Video
-from files.lists import (clock, fields_of, load_coin, read_table, read_text,
-                         seconds_between_steps, video_name)
+from files.lists import clock, read_table
 from support.errors import InputError, require
+from support.read import fields_of, read_json, read_text, video_name
 
 COLUMNS = ("start", "end", "text")
 SUFFIXES = (".csv", ".srt", ".vtt")
-LANGUAGE = re.compile(r"\.[a-z]{2}([-_]\w+)?$")              # ID.en-orig.vtt; not lasagna.raw.srt
+# ID.LANGUAGE, as yt-dlp (en, en-orig, pt-BR) and others (eng) write it; not lasagna.raw.
+LANGUAGE = re.compile(r"(.+)\.((?:[a-z]{2}|eng)(?:[-_]\w+)?)", re.I)
+PLAIN, ENGLISH, OTHER_ENGLISH, OTHER = range(4)        # of several files of a video, the first wins
 # The times of a cue, and its lines up to an empty one. Lines of blanks (YouTube) do not end it.
 CUE = re.compile(r"^(.*?)\s*-->\s*(\S*).*\n?((?:.+\n?)*)", re.M)
 # Tags <i>, </c>, <00:00:01.000>, {\an8}, and sounds [Music].
 NOT_SPEECH = re.compile(r"</?[a-z\d][^<>]*>|\{\\[^{}]*\}|\[[^\[\]]*\]", re.I)
 ROLL = 2.0         # s for which a line that has ended can still be on the screen above the next
-MAX_UNREADABLE = 0.05          # share of the narrations, or of the videos
+MAX_UNREADABLE = 0.05          # share of the narrations
 SHOWN = 30         # earlier cues that may still be on the screen; some cues add only a word
 
 
 class Captions(dict):
-    """The narrations of a folder or of a caption.json, by id. InputError if there is none."""
+    """The narrations of a folder or of a caption.json, by id. InputError if there is none. Only
+    names of files are read before a narration is asked for.
 
-    def __init__(self, path):
+    videos: the ids of the videos that are there, which decide whose a file is: see `id_of`.
+    """
+
+    def __init__(self, path, videos=()):
         self.path = path = Path(path)
         need = "a folder of ID.csv, ID.srt or ID.vtt is needed, or {ID: {start, end, text}}"
-        with fields_of(path, need):
-            found = list_folder(path) if path.is_dir() else json.loads(read_text(path))
-            super().__init__({video_name(name): found[name] for name in found})
+        self.is_folder = path.is_dir()
+        if self.is_folder:
+            super().__init__(list_folder(path, videos))
+        else:
+            entries = read_json(path, need)
+            with fields_of(path, need):
+                super().__init__({video_name(name): entry for name, entry in entries.items()})
         require(self, f"{path}: no narrations; {need}")
 
     def sentences(self, name):
@@ -52,43 +61,77 @@ class Captions(dict):
             require(0 <= start <= end < math.inf,
                     f"{where}: starts at {start:g} s and ends at {end:g} s")
             sentences.append((start, end, text))
-        return unroll(sorted(sentences, key=lambda sentence: sentence[0]))
+        return unroll(sorted(sentences, key=itemgetter(0)))
 
     def rows(self, name):
         """[("file:line", start, end, text), ...] of one video, as they are written."""
-        if not self.path.is_dir():
-            where, entry = f"{self.path}: video {name}", self[name]
-            with fields_of(where, "lists start, end and text of one length are needed"):
-                return [(where, *row) for row in zip(*map(entry.get, COLUMNS), strict=True)]
-        file = self[name]
-        if file.suffix.lower() == ".csv":
-            return [(where, *map(row.get, COLUMNS)) for where, row in read_table(file, COLUMNS)]
-        text, rows = read_text(file), []
-        for cue in CUE.finditer(text):
-            line = text.count("\n", 0, cue.start()) + 1
-            rows.append((f"{file}:{line}", *cue.groups()))
-        require(rows or text.startswith("WEBVTT"), f"{file}:1: no srt and no vtt")
-        return rows
+        if self.is_folder:
+            return rows_of(self.path / self[name])
+        where, entry = f"{self.path}: video {name}", self[name]
+        with fields_of(where, "lists start, end and text of one length are needed"):
+            start, end, text = (entry[column] for column in COLUMNS)
+            same = itertools.repeat(where, len(text))
+            return list(zip(same, start, end, text, strict=True))
 
     def readable(self, names, wrong):
         """Yield (id, sentences) of narrations; put {id: reason} of the unreadable into `wrong`."""
         for name in tqdm(names, "captions", mininterval=1):
             try:
                 yield name, self.sentences(name)
-            except InputError as error:
+            except (InputError, OSError) as error:
                 wrong[name] = str(error)
 
 
-def list_folder(folder):
-    """{id: file}, by id. If an id has several files, it is the last one in English or without a
-    language, else the first."""
-    files = {}
-    for file in sorted(folder.iterdir()):
-        name = LANGUAGE.sub("", file.stem)
-        english = file.stem == name or file.stem.startswith(f"{name}.en")
-        if file.suffix.lower() in SUFFIXES and (english or name not in files):
-            files[name] = file
-    return dict(sorted(files.items()))
+def rows_of(file):
+    """[("file:line", start, end, text), ...] of a csv, srt or vtt file, as they are written."""
+    if file.suffix.lower() == ".csv":
+        table = read_table(file, COLUMNS)
+        return [(where, row["start"], row["end"], row["text"]) for where, row in table]
+    text, rows = read_text(file), []
+    for cue in CUE.finditer(text):
+        line = text.count("\n", 0, cue.start()) + 1
+        rows.append((f"{file}:{line}", cue[1], cue[2], cue[3]))
+    require(rows or text.startswith("WEBVTT"), f"{file}:1: no srt and no vtt")
+    return rows
+
+
+def list_folder(folder, videos):
+    """{id: name of its file}, by id. Of several files of an id the one without a language wins,
+    then .en, then other English, then another language; of equals the first by name."""
+    best = {}
+    for name in sorted(os.listdir(folder)):            # looks at no file: there may be a million
+        stem, suffix = os.path.splitext(name)
+        if suffix.lower() not in SUFFIXES:
+            continue
+        video, rank = id_of(video_name(stem), videos)
+        if video not in best or rank < best[video][0]:
+            best[video] = rank, name
+    return {video: name for video, (_, name) in sorted(best.items())}
+
+
+def id_of(stem, videos):
+    """Whose narration a file is, by its name without the suffix -> id, rank of its language. It is
+    that of the video of the very same name, if there is one: cake.hd.srt of cake.hd.mp4. Else
+    what looks like a language is none of the id."""
+    found = LANGUAGE.fullmatch(stem)
+    if stem in videos or not found:
+        return stem, PLAIN
+    name, language = found[1], found[2].lower()
+    if language == "en":
+        return name, ENGLISH
+    if language.startswith("en"):
+        return name, OTHER_ENGLISH
+    return name, OTHER
+
+
+def repeated_of(text, shown):
+    """The longest run of lines, to the last of those that are shown, with which a text begins."""
+    for k, line in enumerate(shown):
+        if text.startswith(line):
+            lines = " ".join(shown[k:])
+            if f"{text} ".startswith(f"{lines} "):
+                return lines
+    return ""
 
 
 def unroll(sentences):
@@ -96,35 +139,12 @@ def unroll(sentences):
     without new words prolongs the last one."""
     unrolled = []
     for start, end, text in sentences:
-        shown = unrolled[-SHOWN:] if unrolled and start <= unrolled[-1][1] + ROLL else []
-        above = [" ".join(line for *_, line in shown[k:])
-                 for k in range(len(shown)) if text.startswith(shown[k][2])]
-        repeated = next((lines for lines in above if f"{text} ".startswith(f"{lines} ")), "")
+        repeated = ""
+        if unrolled and start <= unrolled[-1][1] + ROLL:
+            repeated = repeated_of(text, [line for _, _, line in unrolled[-SHOWN:]])
         if repeated != text:
             unrolled.append((start, end, text[len(repeated):].strip()))
         else:
             first, last, line = unrolled[-1]
             unrolled[-1] = first, max(last, end), line
     return unrolled
-
-
-def count_narrations(args):
-    """What a folder or caption.json holds, for `python -m files check`: as lists.count_coin. With
-    --annotations in COIN's layout also the --stride by which clips are about a step apart."""
-    captions, wrong, silent = Captions(args.captions), {}, []
-    sentences, end, apart = 0, 0.0, []
-    for name, said in captions.readable(captions, wrong):          # all do not fit in memory
-        sentences, end = sentences + len(said), end + max((row[1] for row in said), default=0.0)
-        apart += [then[0] - now[0] for now, then in pairwise(said)]
-        if not said:
-            silent.append(name)
-    between = mean(apart) if apart else None
-    steps = seconds_between_steps(load_coin(args.annotations)[0]) if args.annotations else None
-    stride = max(1, round(steps / between)) if steps and between else None
-    clips = sentences / (stride or STRIDE) / max(1, len(captions) - len(wrong) - len(silent))
-    facts = {"captions": len(captions), "unreadable_captions": len(wrong), "sentences": sentences,
-             "seconds_between_captions": between and round(between, 1),
-             "seconds_between_steps": steps and round(steps, 1), "stride": stride,
-             "clips_per_video": round(clips, 1), "hours": round(end / 3600, 2),
-             "silent_ids": silent}
-    return [Video(name) for name in captions], captions, facts, wrong

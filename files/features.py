@@ -4,20 +4,22 @@ A file is an npz of R rows, as NEED says. It needs `teacher` if the embeddings a
 video has m rows and n windows.
 """
 import functools
-import zipfile
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-import weights
-from data import Example, Unreadable, pictures_of, shares, window_around
-from files.lists import fields_of, video_name
-from files.sources import VideoSource, open_folder
+from data import Example, Lists, Unreadable, Video, shares, window_around
+from files.coin import add_label_flags, read_labels
+from files.folder import VideoFolder, add_narration_flags, given
 from files.video import SLACK
+from support.arguments import existing
 from support.encode import encode_examples
 from support.errors import require
+from support.read import fields_of, video_name
+from support.tensors import read_npz
 from support.write import write_atomically
 
 NEED = ("needed are video (R,) text, start and end (R,) s, embedding (R, F) and, if any, teacher "
@@ -37,18 +39,22 @@ class Rows(NamedTuple):
 
 def find_rows(path):
     """{id: Rows} of a file. InputError if it is not as above; nothing in it is executed."""
-    require(zipfile.is_zipfile(path), f"{path}: no such file, no npz, or cut off; {NEED}")
-    with fields_of(path, NEED), np.load(path, allow_pickle=False) as file:
-        video, spans = file["video"], np.stack([file["start"], file["end"]], 1).astype(float)
-        embedding = file["embedding"]
-        teacher = file["teacher"] if "teacher" in file.files else embedding
+    arrays = read_npz(path, NEED)
+    with fields_of(path, NEED):
+        video, embedding = arrays["video"], arrays["embedding"]
+        spans = np.stack([arrays["start"], arrays["end"]], 1).astype(float)
+        teacher = arrays.get("teacher", embedding)
     fits = all(matrix.ndim == 2 and len(matrix) == len(video) and matrix.dtype.kind == "f"
                for matrix in (spans, embedding, teacher))
-    require(fits and len(video) and video.dtype.kind == "U" and (spans[:, 0] <= spans[:, 1]).all(),
-            f"{path}: other types, shapes or times; {NEED}")
+    require(fits and len(video) and video.dtype.kind == "U", f"{path}: other types or shapes; "
+            f"{NEED}")
+    require(np.isfinite(spans).all() and (spans[:, 0] <= spans[:, 1]).all(), f"{path}: a row does "
+            f"not end after its start, or never; {NEED}")
     first = np.flatnonzero(np.append(True, video[1:] != video[:-1]))       # row of each video
-    parts = zip(*(np.split(array, first[1:]) for array in (spans, embedding, teacher)))
-    found = {video_name(video[i]): Rows(path, *part) for i, part in zip(first, parts)}
+    found = {}
+    for begin, end in pairwise([*first.tolist(), len(video)]):
+        own = slice(begin, end)
+        found[video_name(video[begin])] = Rows(path, spans[own], embedding[own], teacher[own])
     require(len(found) == len(first), f"{path}: the rows of a video are in two places; {NEED}")
     return found
 
@@ -74,50 +80,75 @@ def read_rows(rows, windows):
     return means
 
 
-class FeatureSource(VideoSource):
-    """Listed videos of a file of features: its `paths` are {id: Rows}."""
-    narration = functools.lru_cache(KEPT)(VideoSource.narration)
+class Features(VideoFolder):
+    """Features of narrated or labeled videos, in place of their pictures."""
+    narrated = True
+    has = "steps", "names", "activities"
+    side = 0
+    size = "small"
+    encoder = "adapter"
+    flag = "features"
+    find = staticmethod(find_rows)
+    narration = functools.lru_cache(KEPT)(VideoFolder.narration)
+
+    @staticmethod
+    def add_flags(add, command):
+        """As data.Source has it."""
+        add("--features", type=existing, required=True,
+            help="npz of features, as evaluate.py --task features writes")
+        if command in ("pretrain", "check"):
+            add_narration_flags(add, required=command == "pretrain")
+        if command != "pretrain":
+            add_label_flags(add, command, required=command != "check")
+
+    def __init__(self, args):
+        super().__init__(args)
+        first = next(iter(self.paths.values()))
+        self.widths = first.embedding.shape[1], first.teacher.shape[1]
+
+    def read_lists(self, args, split):
+        """As data.Source has it: of --annotations; without, the videos with a narration."""
+        if given(args, "annotations"):
+            return read_labels(args)
+        return Lists([Video(name) for name in self.names(args)])
 
     def duration(self, i):
         """When the last row of video i ends, s."""
-        return self.read(i, lambda rows: rows.spans.max())
+        return float(self.path(i).spans.max())
 
     def clips(self, i, windows, rng=None):
         """As data.Source has it: `read_rows`; nothing is drawn."""
-        return self.read(i, read_rows, windows)
+        return read_rows(self.path(i), windows)
+
+    def read_end(self, i, end):
+        """As files.folder.VideoFolder has it: all rows up to `end` s."""
+        self.clips(i, np.array([[0.0, end]]))
 
 
-def require_widths(source, width, dim):
-    """F of a FeatureSource. InputError if f reads rows of another `width` (None: of any), or if the
-    texts have another `dim` than what the teacher sees."""
-    path, _, embedding, teacher = next(iter(source.paths.values()))
-    F, D = embedding.shape[1], teacher.shape[1]
-    require(width in (None, F), f"{path}: embedding is (R, {F}), the checkpoint reads (R, {width})")
-    require(dim == D, f"{path}: teacher is (R, {D}), (R, {dim}) of --clip is needed")
-    return F
-
-
-def write_features(args, teacher, device):
-    """Write a file for --data features, a row for each ROW_SECONDS of all videos of a folder. With
+def write_features(args, model, teacher, source):
+    """Write a file for --data features, a row for each ROW_SECONDS of all videos of a source. With
     a teacher it has its features, too, from which one can train."""
-    model, examples = weights.load(args.checkpoint).to(device), []
-    require(args.videos and model.encoder.image, "--task features needs --videos, a folder of "
-            "videos, and a checkpoint that reads pictures")
-    source = open_folder(args.videos, None, None, pictures_of(model.encoder), teacher, args.skip)
+    require(model.encoder.image, f"{model.path}: reads features; --task features needs a "
+            "checkpoint that reads pictures")
+    examples = []
     for i in range(len(source.videos)):
         try:
+            source.require_used(i)
             end = source.duration(i)
         except Unreadable:
             end = 0.0                                      # `encode_examples` counts it
         middles = np.arange(ROW_SECONDS / 2, max(end, ROW_SECONDS), ROW_SECONDS)
         windows = np.array([window_around(m, m, ROW_SECONDS, end) for m in middles])
-        examples += [Example(i, windows[first:first + ROWS], 0, 0)
-                     for first in range(0, len(windows), ROWS)]
+        for first in range(0, len(windows), ROWS):
+            examples.append(Example(i, windows[first:first + ROWS], 0, 0))
     x, n, seen, examples, unreadable = encode_examples(model, teacher, source, examples, args)
     own = torch.arange(x.shape[1], device=x.device) < n[:, None]               # (M, N)
     windows = np.concatenate([example.windows for example in examples])
-    rows = {"video": [source.videos[one.video].name for one in examples for _ in one.windows],
-            "start": windows[:, 0], "end": windows[:, 1], "embedding": x[own].cpu().numpy()}
+    names = []
+    for example in examples:
+        names += [source.videos[example.video].name] * len(example.windows)
+    rows = {"video": names, "start": windows[:, 0], "end": windows[:, 1],
+            "embedding": x[own].cpu().numpy()}
     if teacher:
         rows["teacher"] = seen[own].cpu().numpy()
     write_atomically(args.out, lambda file: np.savez(file, **rows))

@@ -5,8 +5,8 @@ one phrase. The third column of the released file, concreteness, is empty here."
 from collections import Counter
 
 from files.captions import MAX_UNREADABLE, Captions
-from files.lists import PHRASE
 from support.errors import InputError, require
+from support.read import PHRASE
 from support.write import write_text
 
 TOP = 9871                    # phrases of the paper's pool
@@ -27,14 +27,31 @@ def verb_phrases(doc):
         if token.dep_ != "dobj" or token.pos_ == "PRON":
             continue
         verb = token.head
-        words = [verb.lemma_, *(child.text for child in verb.children if child.dep_ == "prt"),
-                 chunks.get(token.i, token.text)]
-        places = [(prep, place) for prep in verb.children if prep.dep_ == "prep"
-                  for place in prep.children if place.dep_ == "pobj"]
-        for prep, place in places[:1]:
+        words = [verb.lemma_]
+        words += [child.text for child in verb.children if child.dep_ == "prt"]
+        words.append(chunks.get(token.i, token.text))
+        prep, place = place_of(verb)
+        if prep is not None:
             words += [prep.text, chunks.get(place.i, place.text)]
         phrases.append(" ".join(" ".join(words).replace(",", " ").lower().split()))
     return phrases
+
+
+def place_of(verb):
+    """The first preposition of a verb that has an object, and that object; None, None if none."""
+    for prep in verb.children:
+        if prep.dep_ == "prep":
+            for place in prep.children:
+                if place.dep_ == "pobj":
+                    return prep, place
+    return None, None
+
+
+def texts_of(captions, wrong):
+    """Yield the sentences of all narrations; {id: reason} of the unreadable is put into `wrong`."""
+    for _, sentences in captions.readable(captions, wrong):
+        for _, _, text in sentences:
+            yield text
 
 
 def collect(args):
@@ -46,12 +63,12 @@ def collect(args):
         raise InputError(f"{str(error).splitlines()[0]}; `pip install spacy` and `python -m spacy "
                          f"download {MODEL}`, or the released list: docs/data.md") from None
     captions, counts, wrong = Captions(args.captions), Counter(), {}
-    narrations = captions.readable(captions, wrong)
-    for doc in nlp.pipe(text for _, sentences in narrations for _, _, text in sentences):
+    for doc in nlp.pipe(texts_of(captions, wrong)):
         counts.update(filter(PHRASE.fullmatch, verb_phrases(doc)))     # none with a quote or _
     kept = sorted((-count, phrase) for phrase, count in counts.items() if count >= args.min_count)
     found = f"{len(captions)} narrations, {len(wrong)} unreadable: {len(counts)} phrases"
-    require(len(wrong) <= MAX_UNREADABLE * len(captions), f"{found}; {[*wrong.values()][:1]}")
+    require(len(wrong) <= MAX_UNREADABLE * len(captions), f"{found}; "
+            f"{next(iter(wrong.values()), '')}")
     require(len(kept) > 1, f"{found}, {len(kept)} of them frequent; lower --min-count")
     write_text(args.out, "".join(f"{phrase},{-count},\n" for count, phrase in kept[:TOP]))
     print(f"{found}; {args.out} has the {min(TOP, len(kept))} most frequent")

@@ -14,8 +14,8 @@ from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
 from data import Unreadable, frame_times, history_windows, pictures_of
-from files.lists import VIDEO_SUFFIXES, video_name
 from support.errors import require
+from support.read import VIDEO_SUFFIXES, video_name
 
 SLACK = 1.0               # s before the first picture, or after the last, in which it still counts
 AHEAD = 10.0              # s up to which decoding goes on; x264 has a key frame each 250 frames
@@ -24,8 +24,10 @@ JITTER = 256, 320         # short side before a crop of 224, pixels; 256 in eval
 
 # --- Files ---
 def find_videos(folder):
-    """{id: path} of the videos in a folder and below. InputError if there are none, or if two files
-    have one id."""
+    """{id: path} of the videos in a folder and below, or of one file. InputError if there are none,
+    or if two files have one id."""
+    if Path(folder).is_file():
+        return {video_name(folder): Path(folder)}
     paths, found, visited = [], {}, set()
     for parent, folders, names in os.walk(folder, followlinks=True):
         if os.path.realpath(parent) in visited:            # links in a circle would never end

@@ -1,51 +1,112 @@
-"""Flags that several commands share, and what --device means."""
+"""Flags that several commands share, those of a data set, and what --device means."""
 import argparse
 import math
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from data import STRIDE
 from support.errors import InputError, require
 
 OWN = Path("runs/pretrain")                                    # the run of `python train.py`
 INCLUDED = Path(__file__).parents[1] / "toy" / "default.pt"    # the checkpoint beside the code
 
 
+MOST = 10 ** 9                 # of a number, unless its flag has another bound
+SEEDS = 2 ** 31                # seeds are below
+
+
+# --- The parser, and what a value can be ---
 class Help(argparse.ArgumentDefaultsHelpFormatter):
     """Help that shows a default only if it is informative."""
 
     def _get_help_string(self, action):
-        hidden = action.default is None or isinstance(action.default, bool)
+        hidden = action.default in (None, []) or isinstance(action.default, bool)
         return action.help if hidden else super()._get_help_string(action)
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are InputErrors: one line, without the usage."""
+    """An ArgumentParser whose errors are InputErrors: one line, without the usage.
+
+    data_sets: the DataSets whose flags it may have; an unknown flag is looked for among them.
+    """
 
     def __init__(self, description, **options):        # options: what add_subparsers gives
         super().__init__(description=description, allow_abbrev=False, formatter_class=Help,
                          **options)
+        self.data_sets = None
+
+    def parse_args(self, args=None, namespace=None):
+        """As argparse has it, but an unknown flag's error says which data set has it."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flag = unknown[0].split("=")[0]
+            owners = self.data_sets.owners(flag) if self.data_sets else []
+            if owners:
+                self.error(f"{flag}: --data {self.data_sets.chosen} has no such flag; it is for "
+                           f"--data {' or '.join(owners)}")
+            self.error(f"unknown: {' '.join(unknown)}; see --help")
+        return found
 
     def error(self, message):
         """Raise InputError."""
         raise InputError(message)
 
 
-def positive(kind, zero=False):
-    """The type of a flag: an int or a float above 0, or 0 if `zero`."""
+def peek(argv, flag, default=None):
+    """The value of one flag of a command line (a list; None: this program's), before the others are
+    known. "" if it lacks its value."""
+    first = Parser("", add_help=False)
+    first.add_argument(flag, nargs="?", const="", default=default)
+    return vars(first.parse_known_args(argv)[0])[flag.strip("-").replace("-", "_")]
+
+
+def asks_for_help(argv):
+    """Whether a command line (a list; None: this program's) asks for help."""
+    words = sys.argv[1:] if argv is None else argv
+    return "-h" in words or "--help" in words
+
+
+def positive(kind, zero=False, most=MOST):
+    """The type of a flag: an int or a float above 0, or 0 if `zero`, up to `most`."""
     def parse(text):
         value = kind(text)
-        if not (0 < value < math.inf or zero and value == 0):
-            raise argparse.ArgumentTypeError(f"{text}: must be {'at least' if zero else 'above'} 0")
+        if not (0 < value <= most or zero and value == 0):
+            least = "at least" if zero else "above"
+            raise argparse.ArgumentTypeError(f"{text}: must be {least} 0 and at most {most:g}")
         return value
+    parse.__name__ = kind.__name__                     # in argparse's message
     return parse
+
+
+def seed_number(text):
+    """The type of --seed: a whole number from 0 to 2^31 - 1."""
+    if not (text.isdecimal() and int(text) < SEEDS):
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 0, below 2^31")
+    return int(text)
+
+
+def share(text):
+    """The type of a share: a number above 0, up to 1."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: is a share, above 0 and at most 1; 0.1 is a "
+                                         "tenth")
+    return value
+
+
+def existing(text):
+    """The type of a file or folder that must be there: a Path."""
+    path = Path(text)
+    if not path.exists():
+        raise argparse.ArgumentTypeError(f"{text}: no such file or folder")
+    return path
 
 
 def noise_of(given):
     """--noise FIRST LAST, or release -> (first, last), or "release". InputError for others."""
-    if [*given] == ["release"]:
+    if list(given) == ["release"]:
         return "release"
     with suppress(ValueError):
         first, last = map(float, given)
@@ -55,65 +116,133 @@ def noise_of(given):
                      "2 0.3; or: release")
 
 
+# --- Flags of a data set ---
+class DataSets:
+    """The flags of the data sets that a command may read.
+
+    names: values of --data; find: name -> its data.Source class, imported when it is asked for;
+    command: what its `serves` and `add_flags` are told; chosen: the value of --data.
+    """
+
+    def __init__(self, names, find, command, chosen):
+        self.names, self.find, self.command, self.chosen = names, find, command, chosen
+
+    def suited(self):
+        """The names of the data sets that the command can read."""
+        return [name for name in self.names if self.find(name).serves(self.command)]
+
+    def flags_of(self, name):
+        """{flag: its options of add_argument} of one data set."""
+        flags = {}
+
+        def add(flag, **options):
+            flags[flag] = options
+        self.find(name).add_flags(add, self.command)
+        return flags
+
+    def owners(self, flag):
+        """The names of the data sets that have a flag."""
+        return [name for name in self.suited() if flag in self.flags_of(name)]
+
+    def summary(self, name):
+        """The first line of what a data set's class says of itself."""
+        return (self.find(name).__doc__ or name).strip().split("\n")[0]
+
+    def add_to(self, parser):
+        """Add the flags of the chosen data set, in a group of their own."""
+        group = parser.add_argument_group(f"--data {self.chosen}", self.summary(self.chosen))
+        for flag, options in self.flags_of(self.chosen).items():
+            group.add_argument(flag, **options)
+
+    def add_all_to(self, parser):
+        """Add the flags of all data sets, for --help. Flags that the same data sets have are a
+        group; a flag that several have is declared once."""
+        flags = {}                                         # {flag: {data set: its options}}
+        for name in self.suited():
+            for flag, options in self.flags_of(name).items():
+                flags.setdefault(flag, {})[name] = options
+        groups = {}
+        for flag, by_name in flags.items():
+            title = "--data " + ", ".join(by_name)
+            if title not in groups:
+                groups[title] = parser.add_argument_group(title)
+            groups[title].add_argument(flag, **options_for_help(by_name))
+
+
+def options_for_help(by_name):
+    """The options of a flag that several data sets have, {data set: options}, with what each says
+    of it. None is required, since help is asked for without any."""
+    names_of = {}                                          # {help: data sets that say so}
+    for name, options in by_name.items():
+        text = options["help"]
+        if options.get("required"):
+            text += "; needed"
+        names_of.setdefault(text, []).append(name)
+    told = list(names_of)
+    if len(told) > 1:
+        told = [f"{', '.join(names)}: {text}" for text, names in names_of.items()]
+    return next(iter(by_name.values())) | {"required": False, "help": ". ".join(told)}
+
+
+def add_data_flags(parser, argv, names, find, command, default="toy"):
+    """Add --data and --skip, and the flags of the data set that argv names; with --help, of all.
+    Returns its data.Source class. Arguments are those of DataSets. InputError for another name, or
+    for a data set that does not serve the command."""
+    chosen = peek(argv, "--data", default)
+    require(chosen in names, f"--data {chosen}: must be one of {', '.join(names)}")
+    data_sets = DataSets(names, find, command, chosen)
+    if not find(chosen).serves(command):
+        raise InputError(f"--data {chosen}: cannot be used to {command}; that needs --data "
+                         f"{' or '.join(data_sets.suited())}")
+    parser.data_sets = data_sets
+    add, told = parser.add_argument_group("data").add_argument, "which data set"
+    if asks_for_help(argv):
+        told = " ".join(f"{name}: {data_sets.summary(name)}" for name in data_sets.suited())
+    add("--data", choices=names, default=default, help=told)
+    if command != "check":
+        add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
+    if asks_for_help(argv):
+        data_sets.add_all_to(parser)
+    else:
+        data_sets.add_to(parser)
+    return find(chosen)
+
+
+# --- Flags that several commands share ---
 def add_run_flags(parser):
-    """Add the flags of all commands that read clips and run f."""
-    add = parser.add_argument
-    add("--seed", type=int, default=0, help="seed of all that is random")
-    add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    add_micro_batch_flag(parser)
-    add("--workers", type=positive(int, zero=True), default=0, help="processes that read ahead")
-    add("--max-unreadable", type=positive(float, zero=True), default=0.05, metavar="SHARE",
+    """Add the group of flags of all commands that read clips and run f -> its add_argument."""
+    add = parser.add_argument_group("run").add_argument
+    add("--seed", type=seed_number, default=0, help="seed of all that is random")
+    add_device_flags(add)
+    add("--workers", type=positive(int, zero=True, most=1000), default=0, help="processes that "
+        "read ahead")
+    add("--max-unreadable", type=positive(float, zero=True, most=1), default=0.05, metavar="SHARE",
         help="share of the videos that may be unreadable")
+    return add
 
 
-def add_micro_batch_flag(parser):
-    """Add --micro-batch."""
-    parser.add_argument("--micro-batch", type=positive(int, zero=True), metavar="CLIPS", help="at "
-                        "once through f, to save memory; 0: all (default: as many as hold 192 "
-                        "pictures of 224 pixels; on a GPU, per 24 GB)")
+def add_device_flags(add):
+    """Add --device and --micro-batch."""
+    add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
+    add("--micro-batch", type=positive(int, zero=True), metavar="CLIPS", help="at once through f, "
+        "to save memory; 0: all (default: as many as hold 192 pictures of 224 pixels; on a GPU, "
+        "per 24 GB)")
 
 
-def add_data_flags(parser, kinds, toy_videos, kind):
-    """Add --data, of these kinds, with its help, and the flags that all of them have."""
-    add = parser.add_argument
-    add("--data", choices=kinds, default="toy", help=kind)
-    add("--toy-videos", type=positive(int), default=toy_videos, help="videos of the toy world")
-    add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
-    add("--features", type=Path, help="npz of features, as evaluate.py --task features writes")
-    add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
-    add_teacher_flags(parser)
-
-
-def add_narrated_flags(parser, kinds):
-    """Add --data, of these kinds, and the flags for what it reads, to pre-training."""
-    add = parser.add_argument
-    add_data_flags(parser, kinds, 2400, "howto100m: narrated videos; features: their features "
-                   "instead of pictures")
-    add("--captions", type=Path, help="folder of ID.csv, ID.srt or ID.vtt; or caption.json")
-    add("--ids", type=Path, help="use only these videos: an id per line")
-    add("--phrases", type=Path, help="the phrase pool, one phrase per line")
-    add("--stride", type=positive(int), default=STRIDE, help="every STRIDE-th sentence gives a "
-        "clip; choose it so that clips are about a step apart")
-
-
-def add_labeled_flags(parser, kinds, toy_videos):
-    """Add --data, of these kinds, and the flags for what it reads, to a command with labels."""
-    add = parser.add_argument
-    add_data_flags(parser, kinds, toy_videos, "coin: COIN, or videos in its layout; features: of "
-                   "such videos; epic: EPIC-Kitchens-100, verbs and nouns")
-    add("--annotations", type=Path, help="COIN.json or a released csv, or EPIC's csv")
-    add("--steps", type=Path, help="line i names class i (default: the names in COIN.json)")
+def add_history_flag(add):
+    """Add --history."""
     add("--history", choices=["spaced", "paper"], help="a forecast observes at most eight clips as "
         "far apart as in training; or, as in the paper, 68 s in eight (default: as it was "
         "fine-tuned; else spaced; published: paper)")
 
 
-def add_teacher_flags(parser):
-    """Add the flags of the teacher."""
-    add = parser.add_argument
-    add("--clip", help="the teacher: open_clip's model, local-dir:DIR or toy (default: the "
-        "checkpoint's; to pre-train: the paper's, or the toy world's)")
+def add_teacher_flags(add, default=None):
+    """Add the flags of the teacher. default: the name of the data set's, to pre-train."""
+    add("--clip", default=default, help="the teacher: open_clip's model, local-dir:DIR or toy"
+        + ("" if default else " (default: the checkpoint's; to pre-train: the paper's)"))
     add("--clip-weights", help="its weights: a tag of open_clip (default: openai), or a file")
+
+
 
 
 def default_checkpoint():
@@ -133,10 +262,16 @@ def pick_device(name):
         device = torch.device(name)
     except RuntimeError:
         raise InputError(f"--device {name}: must be cpu, cuda, cuda:0 and so on, or mps") from None
-    require(device.type != "cuda" or torch.cuda.is_available(), f"--device {name}: torch finds no "
-            "GPU; give --device cpu")
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)                  # also for what pins memory
+    require(device.type in ("cpu", "cuda", "mps"), f"--device {name}: must be cpu, cuda or mps")
+    require(device.type != "mps" or torch.backends.mps.is_available(), f"--device {name}: torch "
+            "finds no GPU of Apple's; give --device cpu")
+    if device.type == "cuda":
+        require(torch.cuda.is_available(), f"--device {name}: torch finds no GPU; give --device "
+                "cpu")
+        count = torch.cuda.device_count()
+        require((device.index or 0) < count, f"--device {name}: there are {count}, from cuda:0")
+        if device.index is not None:
+            torch.cuda.set_device(device)              # also for what pins memory
     return device
 
 

@@ -46,6 +46,7 @@ class LabeledExamples(Dataset):
     def __getitem__(self, item):
         epoch, number, place = item
         video, windows, *_ = self.examples[number]
+        self.source.require_used(video)
         rng = None
         if self.seed is not None:
             rng = np.random.default_rng((ITEM, self.seed, epoch, number))

@@ -9,7 +9,7 @@ import torch
 
 from data import Unreadable
 from support.errors import run
-from toy.source import ToySource
+from toy.source import Toy
 
 ROOT = Path(__file__).parents[1]
 ONE = "--toy-videos", "6", "--batch", "6", "--sgd-epochs", "1", "--epochs", "0"     # one update
@@ -42,13 +42,13 @@ def read_json(path):
 
 def broken_source(monkeypatch, fails):
     """The videos of the world, of which fails(name) tells whether one cannot be read now."""
-    clips = ToySource.clips
+    clips = Toy.clips
 
     def read(self, i, windows, rng=None):
         if fails(self.videos[i].name):
             raise Unreadable("cut off")
         return clips(self, i, windows, rng)
-    monkeypatch.setattr(ToySource, "clips", read)
+    monkeypatch.setattr(Toy, "clips", read)
 
 
 def rows_of(out):

@@ -1,4 +1,5 @@
-"""data.py: windows and examples against slow versions; files/sources.py: clips of real files."""
+"""data.py: windows and examples against slow versions; files/folder.py: clips of real files."""
+from argparse import Namespace
 from collections import Counter
 from types import SimpleNamespace
 
@@ -7,10 +8,11 @@ import pytest
 import torch
 
 import data
-from data import NarratedVideos, Pictures, Step, Unreadable, Video
-from files.sources import VideoSource, open_folder
-from files.video import (evaluation_crop, find_videos, read_frames, short_side_for,
-                         training_crop)
+from data import UNKNOWN, NarratedVideos, Pictures, Step, Unreadable, Video
+from files.captions import Captions
+from files.folder import VideoFolder
+from files.video import evaluation_crop, read_frames, short_side_for, training_crop
+from sources import choose, list_narrated
 from support.errors import InputError, require_readable
 from support.workers import read_ahead
 from test_video import write
@@ -105,6 +107,14 @@ def test_forecast_examples_are_consecutive_pairs():
     assert data.forecast_examples(videos, min_steps=4) == []
 
 
+def test_a_step_without_a_class_is_not_asked_for():
+    """Catches: a step that is no candidate as an answer; one that is not observed, either."""
+    videos = [video((0, 10, 1), (12, 20, UNKNOWN), (22, 30, 2))]
+    assert [(s.label, s.step) for s in data.classify_examples(videos)] == [(1, 0), (2, 2)]
+    assert [(s.label, s.step, s.windows[-1, 1]) for s in data.forecast_examples(videos)] == [
+        (2, 2, 20)]
+
+
 def test_classify_and_activity_examples_are_all_steps_and_whole_videos():
     """Catches: a step lost, a window beyond the video; the last 68 s of an activity."""
     videos = [video((0, 5, 7)), video((0, 10, 1), (20, 22, 2), duration=24.0)]
@@ -120,7 +130,7 @@ def test_classify_and_activity_examples_are_all_steps_and_whole_videos():
         assert np.allclose(example.windows, np.stack([edges[:-1], edges[1:]], 1))
 
 
-# --- files/sources.py ---
+# --- files/folder.py ---
 TEXT = "word " * 12                                    # a sentence that is not joined with others
 PICTURES = Pictures(32, 2)
 
@@ -137,51 +147,79 @@ def folder(tmp_path):
     return tmp_path
 
 
+def narrated(folder, skip=()):
+    """The narrated videos of a folder, opened."""
+    source = list_narrated(Namespace(data="howto100m", videos=folder, captions=folder, ids=None,
+                                     skip=skip))
+    source.open(PICTURES, None)
+    return source
+
+
+def opened(folder, *names, seen=None):
+    """Videos of a folder, without narrations. seen: the side of the teacher's pictures."""
+    source = VideoFolder(Namespace(videos=folder))
+    choose(source, [Video(name) for name in names])
+    source.open(PICTURES, seen and SimpleNamespace(size=seen))
+    return source
+
+
 @pytest.mark.parametrize("seed", [None, 3])
 def test_clips_are_those_of_their_windows_and_videos(folder, seed):
     """Catches: clips of another window or video, pictures of other frames, a crop drawn twice."""
     rng, same = (seed and np.random.default_rng(seed) for _ in range(2))
-    paths = find_videos(folder)
-    source = VideoSource([Video("b"), Video("a")], paths, PICTURES, SimpleNamespace(size=4))
+    source = opened(folder, "b", "a", seen=4)
     for i, name, windows in ((1, "a", [[0.0, 2.0], [1.0, 3.0]]), (0, "b", [[6.0, 9.0]])):
         clips, seen = source.clips(i, np.array(windows), rng)
         assert len(clips) == len(seen) == len(windows)
         for row, times in enumerate(data.frame_times(windows, 2)):
-            clip = read_frames(paths[name], times, short_side_for(32))
+            clip = read_frames(folder / f"{name}.mp4", times, short_side_for(32))
             assert torch.equal(clips[row], evaluation_crop(clip, 32) if rng is None
                                else training_crop(clip, 32, same))
             assert torch.equal(seen[row], evaluation_crop(clip, 4))
 
 
-def test_narrations_are_judged_before_a_video_is_read(folder, capsys):
-    """Catches: a narration at fault found late, or left out in silence; a share of other videos."""
-    (folder / "short.csv").write_text("start,end,text\n0,1,[Music]\n")
-    told = "4 narrations, 1 without words, 1 unreadable"
-    with pytest.raises(InputError, match=rf"{told}: more than .* 0.2, .*b\.csv:2: "):
-        open_folder(folder, folder, None, PICTURES, max_unreadable=0.2)
-    for source in (open_folder(folder, folder, None, PICTURES, skip=["b"], max_unreadable=0),
-                   open_folder(folder, folder, None, PICTURES, max_unreadable=0.25)):
-        assert [video.name for video in source.videos] == ["a", "bad"]
-        assert {name: kind for name, (kind, _) in source.left_out.items()} == {
-            "b": "captions", "short": "silent", "gone": "absent"}
-    assert told in capsys.readouterr().out
+def test_the_first_narrations_are_judged_before_a_video_is_read(folder, monkeypatch):
+    """Catches: bad captions found hours later; a silent video counted as a bad one; a narration of
+    --skip opened; all narrations read at the start."""
+    (folder / "short.csv").write_text("start,end,text\n0,1,[Music]\n")       # and b is bad
+    told = "first 4 narrations, 2 have words and 1 cannot be read; .* is 0.2; .*b.csv:2: "
+    with pytest.raises(Unreadable, match=told):
+        data.clip_distance(narrated(folder), 1, 0.2)
+    assert data.clip_distance(narrated(folder), 1, 0.25) == 15.25  # of a: at 4.5, 4.5 and 35 s
+    assert data.clip_distance(narrated(folder, skip=["b"]), 1, 0.0) == 15.25
+    monkeypatch.setattr(data, "MEASURED", 1)
+    assert data.clip_distance(narrated(folder), 1, 0.0) == 15.25
+    (folder / "a.csv").write_text("start,end,text\n0,1,[Music]\n")
+    with pytest.raises(Unreadable, match="0 have words .* nothing is said"):
+        data.clip_distance(narrated(folder), 1, 1.0)
+
+
+def test_videos_of_skip_keep_their_place_and_are_never_opened(folder, monkeypatch):
+    """Catches: other items of a resumed run for the same videos; a video opened that crashes."""
+    source = narrated(folder, skip=["b.mp4"])
+    names = [video.name for video in source.videos]
+    assert names == [video.name for video in narrated(folder).videos] == ["a", "b", "bad", "short"]
+    assert source.left_out == {"gone": ("absent", "no file, or no narration"),
+                               "b": ("skipped", "left out by --skip")}
+    for name in "narration", "duration", "clips":
+        monkeypatch.setattr(VideoFolder, name, lambda *args: pytest.fail("opened"))
+    found, = read_ahead(NarratedVideos(source, 1), [(0, 1, 5)], 0)
+    assert (found.name, found.place, found.left_out) == ("b", 5, True) and found.failed
     with pytest.raises(InputError, match="--skip nobody: not among"):
-        open_folder(folder, folder, None, PICTURES, skip=["nobody"])
-    (folder / "ids.txt").write_text("short.mp4\n")
-    with pytest.raises(InputError, match="1 narrations, 1 without words"):
-        open_folder(folder, folder, folder / "ids.txt", PICTURES)
+        narrated(folder, skip=["nobody"])
 
 
 def test_windows_of_narrations(folder):
     """Catches: a window after the end; times in ms; a short video refused; a traceback
-    for a narration that has changed; a reason that is lost, or of another video."""
-    source, asked = open_folder(folder, folder, None, PICTURES, max_unreadable=0.25), []
+    for a narration that is bad; a reason that is lost, or of another video; a video without
+    words counted as one that failed."""
+    source, asked = narrated(folder), []
     names, read = [video.name for video in source.videos], source.clips
     source.clips = lambda i, windows, rng: asked.append(windows) or read(i, windows, rng)
     for name, rows, reason in (
             ("a", None, None), ("bad", None, "bad.mp4: cannot be read"),
             ("short", "0,9,a\n1500,1600,b\n2500,2600,c", "1 of 3 captions begin before the video"),
-            ("short", "0,x,a", "short.csv:2: "), ("short", "0,1,[Music]", "0 of 0 captions"),
+            ("short", "0,x,a", "short.csv:2: "), ("short", "0,1,[Music]", "no words"),
             ("short", f"0,2.5,{TEXT}", None)):
         if rows:
             (folder / "short.csv").write_text(f"start,end,text\n{rows}\n")
@@ -190,27 +228,38 @@ def test_windows_of_narrations(folder):
             found, = reads
         assert (found.name, found.place) == (name, 5)
         assert reason in found.failed if reason else found.clips.shape == (9, 2, 3, 32, 32), name
+        assert found.left_out == (reason == "no words")
         if name == "a":                                # its third sentence begins after the video
             said = data.sentence_windows(source.narration(0)[:2], 4.0, np.random.default_rng(0), 1)
             assert np.array_equal(asked[0][[0, 8]], said)
     assert len(asked) == 2 and asked[1].tolist() == [[0, 3]] * 9
+    (folder / "short.csv").unlink()
+    found, = read_ahead(NarratedVideos(source, 1), [item], 0)
+    assert "short.csv" in found.failed and not found.left_out
 
 
-def test_a_video_is_unreadable_after_three_failures(folder):
+def test_a_video_is_unreadable_after_three_failures(folder, monkeypatch):
     """Catches: an error of a network that passes taken for a broken file; a file tried for ever."""
-    source, left = VideoSource([Video("a")], find_videos(folder), PICTURES), []
+    source, left = opened(folder, "a"), []
 
     def read_some(*args):
         if left:
             raise Unreadable(left.pop())
         return read_frames(*args)
-    source.pictures_of, windows = read_some, np.array([[0.0, 2.0]])
+    monkeypatch.setattr(VideoFolder, "pictures_of", staticmethod(read_some))
     left += ["no answer"] * 2
-    assert source.clips(0, windows)[0].shape == (1, 2, 3, 32, 32)
+    assert source.clips(0, np.array([[0.0, 2.0]]))[0].shape == (1, 2, 3, 32, 32)
     left += ["no answer"] * 3
     with pytest.raises(Unreadable, match="no answer"):
-        source.clips(0, windows)
+        source.clips(0, np.array([[0.0, 2.0]]))
     assert not left
+
+
+def test_a_folder_of_captions_is_listed_without_opening_a_file(tmp_path):
+    """Catches: a start that looks at each of a million files, or fails for one of them."""
+    for name in range(2000):
+        (tmp_path / f"{name}.csv").symlink_to("nowhere")
+    assert len(Captions(tmp_path)) == 2000
 
 
 def test_a_share_of_unreadable_videos():

@@ -1,78 +1,142 @@
 """The doors: a data set and a task of one's own, each with a line of a table; flags that count."""
 import copy
+import json
 import sys
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import evaluate
 import finetune
 import sources
-import toy.__main__
 import train
 import weights
 from commands import ONE, call, fails, read_json
 from data import classify_examples
-from files.lists import count_coin
-from files.sources import VideoSource
 from support import encode
 from support.errors import InputError
 from support.workers import read_ahead
+from toy import grammar
+from toy.source import Toy
 from weights import encoders
 from weights.checkpoint import build, init_from, open_start
 
-LABELED = ("--annotations", "world/COIN.json", "--videos", "world/videos", "--steps",
-           "world/steps.txt")
+# A data set in the layout of CrossTask: what somebody writes to add one. A csv for each video, a
+# list of tasks with their steps, and captions beside the videos.
+CROSSTASK = '''
+from data import Lists, Step, Video
+from files.folder import VideoFolder, add_narration_flags
+from files.lists import in_order, require_times
+from support.arguments import existing
+from support.read import fields_of, read_lines
 
 
-class Folders(VideoSource):
-    """A data set of one's own: each video is a folder of pictures, one each 2 s."""
+class CrossTask(VideoFolder):
+    """CrossTask: narrated videos of primary tasks, with the times of their steps."""
+    narrated = True
+    has = "steps", "names", "activities"
 
     @staticmethod
-    def duration_of(path):
-        return 2.0 * len([*path.iterdir()])
+    def add_flags(add, command):
+        VideoFolder.add_flags(add, command)
+        add("--annotations", type=existing, required=True, help="folder of TASK_VIDEO.csv")
+        add("--tasks", type=existing, required=True, help="tasks: number: name: step, step")
+        add("--test-ids", type=existing, required=True, help="ids of the videos to test with")
+        if command in ("pretrain", "check"):
+            add_narration_flags(add, required=command == "pretrain")
 
-    @staticmethod
-    def pictures_of(path, times, short_side=None):
-        pictures = [Image.open(path / f"{int(time / 2)}.png") for time in times]
-        return torch.from_numpy(np.stack(pictures).transpose(0, 3, 1, 2))
+    def read_lists(self, args, split):
+        names, classes, activities, numbers = {}, {}, {}, {}
+        for where, line in read_lines(args.tasks):
+            with fields_of(where, "needed is `number: name: step, step, ...`"):
+                task, title, steps = line.split(": ")
+            numbers[task] = len(activities)
+            activities[numbers[task]] = title
+            classes[task] = [names.setdefault(step, len(names)) for step in steps.split(", ")]
+        test = {line for _, line in read_lines(args.test_ids)}
+        videos = []
+        for path in sorted(args.annotations.glob("*_*.csv")):
+            task, name = path.stem.split("_", 1)
+            steps = []
+            for where, line in read_lines(path):
+                with fields_of(where, "needed is `step,start s,end s`"):
+                    step, start, end = line.split(",")
+                    label = classes[task][int(step) - 1]
+                    start, end = float(start), float(end)
+                require_times(start, end, where)
+                steps.append(Step(start, end, label))
+            part = "test" if name in test else "train"
+            videos.append(Video(name, part, numbers[task], None, in_order(steps, path)))
+        return Lists(videos, {label: name for name, label in names.items()}, activities)
+'''
 
 
-def find_folders(folder):
-    return {path.name: path for path in folder.iterdir()}
+def write_crosstask(folder):
+    """The exported world/ as CrossTask has its files -> the flags that name them."""
+    (folder / "annotations").mkdir(parents=True)
+    database = json.loads(Path("world/COIN.json").read_text())["database"]
+    steps = {}                                         # {task: its steps}
+    for name, entry in database.items():
+        own = steps.setdefault(entry["recipe_type"], [])
+        lines = []
+        for step in entry["annotation"]:
+            if step["label"] not in own:
+                own.append(step["label"])
+            lines.append(",".join(map(str, (own.index(step["label"]) + 1, *step["segment"]))))
+        path = folder / "annotations" / f"{entry['recipe_type']}_{name}.csv"
+        path.write_text("\n".join(lines))
+    tasks = [f"{task}: {[*grammar.PROCEDURES][task]}: {', '.join(own)}"
+             for task, own in sorted(steps.items())]
+    (folder / "tasks.txt").write_text("\n".join(tasks))
+    test = [name for name, entry in database.items() if entry["subset"] == "testing"]
+    (folder / "test.txt").write_text("\n".join(test))
+    return ("--data", "crosstask", "--videos", "world/videos", "--annotations",
+            folder / "annotations", "--tasks", folder / "tasks.txt", "--test-ids",
+            folder / "test.txt")
 
 
-def test_a_data_set_is_a_source_and_a_line(here, monkeypatch):
-    """Checked, pre-trained, fine-tuned and evaluated on. Catches: a name, a reader of files or a
-    flag of --data that is fixed outside of the table; a hook of the source that no command asks."""
-    def write_pictures(path, frames):
-        path.with_suffix("").mkdir()
-        for k, picture in enumerate(frames.transpose(0, 2, 3, 1)):
-            picture = np.pad(picture, (toy.__main__.BORDER, toy.__main__.BORDER, (0, 0)), "edge")
-            Image.fromarray(picture).save(path.with_suffix("") / f"{k}.png")
-    monkeypatch.setattr(toy.__main__, "write_video", write_pictures)
-    monkeypatch.setitem(sources.DATA, "own", sources.Data(                 # the line
-        sources.Way(sources.narrated(Folders, find_folders, "videos"),
-                    ("videos", "captions", "phrases")),
-        sources.Way(sources.labeled(Folders, find_folders, "videos"),
-                    ("videos", "annotations"), ("steps",)),
-        has=sources.DATA["coin"].has, count=count_coin, kind=Folders, find=find_folders))
+def test_a_data_set_is_a_class_and_a_line(here, monkeypatch, capsys):
+    """Checked, pre-trained, fine-tuned and evaluated on. Catches: a name, a reader of files, a
+    flag, a split or a path that may move which is written anywhere but in its class."""
     call("toy", "export", "--out", "world", "--train", "8", "--test", "2")
-    data, run = ("--data", "own"), ("--device", "cpu", "--epochs", "1", "--workers", "1")
-    call("files", "check", *data, *LABELED[:4], "--json", "o.json")
-    assert read_json("o.json")["classify"]["test"]["found"] == 2
-    call("train.py", *data, *LABELED[2:4], "--captions", "world/captions", "--phrases",
-         "world/phrases.txt", "--size", "small", "--init", "none", *run, "--batch", "4", "--clip",
-         "toy", "--out", "run")
-    assert read_json("run/config.json")["settings"]["list of videos"].startswith("10 (")
-    call("train.py", "--stage", "finetune", *data, *LABELED, *run, "--init", "run", "--out",
-         "tuned")
-    for checkpoint, task, count in ("run", "forecast", 14), ("tuned", "classify", 16):
-        call("evaluate.py", "--task", task, *data, *LABELED, "--checkpoint", checkpoint, "--json",
-             "o.json")
-        assert read_json("o.json")["evaluated"] == count
+    Path("crosstask.py").write_text(CROSSTASK)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setitem(sources.SOURCES, "crosstask", "crosstask:CrossTask")       # the line
+    data, narrated = write_crosstask(Path("first")), ("--captions", "world/captions")
+    run = "--device", "cpu", "--epochs", "1", "--workers", "1"
+    call("files", "check", *data, *narrated, "--json", "o.json")
+    found = read_json("o.json")
+    assert found["classify"]["test"]["found"] == 2 and found["captions"] == 10
+    assert found["stride"] == 2 and found["classify"]["train"]["listed"] == 64
+
+    start = ("train.py", *data, *narrated, "--phrases", "world/phrases.txt", "--size", "small",
+             "--init", "none", *run, "--batch", "4", "--clip", "toy", "--out", "run")
+    call(*start)
+    settings = read_json("run/config.json")["settings"]
+    assert settings["list of videos"].startswith("8 (")                    # of 10: two are to test
+    moved = write_crosstask(Path("moved"))
+    call(*[dict(zip(data, moved)).get(word, word) for word in start], "--resume", "--skip",
+         "train_00003")
+    assert read_json("run/left_out.json") == {"train_00003": ["skipped", "left out by --skip"]}
+
+    call("train.py", "--stage", "finetune", *data, *run, "--init", "run", "--hold-out", ".3",
+         "--out", "tuned")
+    call("train.py", "--stage", "finetune", "--task", "activity", *data, *run, "--init", "run",
+         "--out", "activity")
+    tasks = [line.split(": ")[1] for line in Path("first/tasks.txt").read_text().splitlines()]
+    assert weights.load("activity").config.names == tasks
+    for checkpoint, flags, count in (
+            ("run", ("--task", "forecast"), 14), ("run", ("--task", "classify"), 16),
+            ("tuned", ("--task", "classify"), 16), ("activity", ("--task", "activity"), 2),
+            ("tuned", ("--task", "classify", "--split", "validation"), None)):
+        call("evaluate.py", *flags, *data, "--checkpoint", checkpoint, "--json", "o.json")
+        content = read_json("o.json")
+        assert content["evaluated"] == (count or content["listed"]) > 0
+        assert content["split"] == (flags[-1] if count is None else "test")
+    assert "crosstask" in fails(capsys, "evaluate.py", "--tasks", "first/tasks.txt")
+    Path("first/annotations/0_x.csv").write_text("1,2,x")
+    assert "0_x.csv:1: ValueError" in fails(capsys, "files", "check", *data)
 
 
 OWN_F = """
@@ -174,6 +238,11 @@ def test_f_is_asked_without_a_trace():
     torch.testing.assert_close(f.state_dict(), state, rtol=0, atol=0)
 
 
+class Pairs(Toy):
+    """The toy world, as a data set that alone has pairs."""
+    has = "steps", "names", "pairs"
+
+
 class Previous(evaluate.Task):
     """Which step came before the one that is shown."""
     needs = "steps", "names"
@@ -204,16 +273,16 @@ def test_a_task_is_a_class_and_a_line(trained, here, capsys, monkeypatch, part):
     assert "fine-tuned for previous" in fails(capsys, *score, "forecast")
     monkeypatch.setattr(evaluate.TASKS["previous"], "word", "guess")
     monkeypatch.setattr(evaluate.TASKS["previous"], "needs", ("steps", "names", "pairs"))
-    monkeypatch.setitem(sources.DATA, "own", sources.DATA["toy"]._replace(
-        has=("steps", "names", "pairs")))                  # what this --data alone has
+    monkeypatch.setitem(sources.SOURCES, "own", "test_doors:Pairs")
     call(*score, "guess", "--data", "own")
     assert "own can only forecast, classify, guess" in fails(capsys, *score, "activity", "--data",
                                                              "own")
     assert "toy can only forecast, classify, activity" in fails(capsys, *score, "guess")
 
 
-def test_nought_is_refused(here, capsys):
-    """Catches: nought taken for a flag that is not given; a traceback far away."""
+def test_numbers_out_of_bounds_are_refused(here, capsys):
+    """Catches: nought taken for a flag that is not given; a traceback far away, or memory for a
+    number that nobody means."""
     for command, flags in {
             "train.py": "--batch --lr --tau --toy-videos --stride",
             "train.py --stage finetune": "--batch --epochs --labels --lr",
@@ -222,7 +291,17 @@ def test_nought_is_refused(here, capsys):
             "predict.py": "--samples --horizon"}.items():
         for flag in flags.split():
             line = fails(capsys, *command.split(), flag, "0")
-            assert flag in line and "0: must be above 0" in line
+            assert flag in line and "0: " in line and "above 0" in line
+    for command, flags in {
+            "train.py": "--sgd-epochs=1e308 --lr=inf --lr=nan --workers=-3 --seed=-1 --seed=1e30 "
+                        f"--micro-batch={10 ** 20} --max-unreadable=1.5 --device=xpu --device=meta",
+            "train.py --stage finetune": "--labels=1.5 --hold-out=1",
+            "evaluate.py": f"--samples={10 ** 12} --batch={10 ** 20} --min-steps=0",
+            "predict.py": f"--horizon={10 ** 12} --seed=-1 --device=mps"}.items():
+        for flag in flags.split():
+            if flag != "--device=mps" or not torch.backends.mps.is_available():
+                line = fails(capsys, *command.split(), flag)
+                assert flag.split("=")[0] in line and flag.split("=")[1][:4] in line, line
 
 
 def test_memory_is_pinned_for_a_gpu_alone(trained, here, monkeypatch):

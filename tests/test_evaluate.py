@@ -23,7 +23,7 @@ from support.metrics import print_lines
 from support.workers import read_ahead
 from test_toy import slow_next
 from toy import grammar
-from toy.source import ToySource, load_teacher
+from toy.source import Toy, load_teacher
 
 Q, FIRST = 3, {b: a for a, b in grammar.LOOK_ALIKES}
 
@@ -257,13 +257,13 @@ def test_a_task_without_labels(trained, here, capsys, monkeypatch):
     that is not printed; a fine-tuning of nothing."""
     monkeypatch.setitem(evaluate.TASKS, "direction", Direction)
     monkeypatch.setattr(sources, "open_teacher", lambda *args: pytest.fail("no teacher is needed"))
-    length = ToySource.duration
+    length = Toy.duration
 
     def duration(self, i):
         if self.videos[i].name == "test_00001":
             raise Unreadable("cut off")
         return length(self, i) / 2
-    monkeypatch.setattr(ToySource, "duration", duration)
+    monkeypatch.setattr(Toy, "duration", duration)
     seen, encode_them = [], encode_examples
     monkeypatch.setattr(evaluate, "encode_examples", lambda *args: (
         seen.extend(args[3]) or encode_them(*args)))

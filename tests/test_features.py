@@ -1,16 +1,20 @@
 """Features: made of videos, read from files, and all commands from training to a forecast."""
 import json
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import evaluate
 import weights
 from commands import call, fails, read_json
 from data import history_windows
 from files.features import find_rows, read_rows
 from files.video import read_clips
 from predict import predict
+from sources import open_labeled
 from test_lists import coin, entry
 from test_teacher import Malice
 
@@ -21,6 +25,25 @@ def write(save=np.savez, **changes):
     content = dict(video=np.array(["a"] * 30 + ["b"] * 10), start=start, end=start + 2,
                    embedding=rng.random((40, 5)), teacher=rng.random((40, 3))) | changes
     save("f.npz", **{name: value for name, value in content.items() if value is not None})
+
+
+def damaged(path, **arrays):
+    """One byte is another, so that a checksum is wrong."""
+    np.savez(path, **arrays)
+    content = bytearray(Path(path).read_bytes())
+    content[content.index(b"embedding.npy") + 300] ^= 1
+    Path(path).write_bytes(content)
+
+
+def dishonest(path, **arrays):
+    """A header says that there are 10^15 rows."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array_header_1_0(file, {
+                    "descr": array.dtype.str, "fortran_order": False,
+                    "shape": (10 ** 15, *array.shape[1:])})
+                file.write(array.tobytes())
 
 
 def test_no_row_of_a_history_ends_after_it(here):
@@ -45,7 +68,10 @@ def test_no_row_of_a_history_ends_after_it(here):
 @pytest.mark.parametrize("changes, words", [
     (dict(save=lambda path, **_: Path(path).write_bytes(b"PK")), "no such file, no npz, or cut"),
     (dict(end=None), "end.*needed"),
-    (dict(teacher=np.ones((39, 3))), "other types, shapes"), (dict(end=np.zeros(40)), "or times"),
+    (dict(teacher=np.ones((39, 3))), "other types or shapes"),
+    (dict(end=np.zeros(40)), "a row does not end after"),
+    (dict(end=np.full(40, np.inf)), "a row does not end after its start, or never"),
+    (dict(save=damaged), "BadZipFile.*needed are"), (dict(save=dishonest), ".*needed are"),
     (dict(video=np.array(["a", "b"] * 20)), "two"),
     (dict(video=np.array([Malice()] * 40)), "Object arrays cannot be loaded"),
     (dict(teacher=np.full((40, 3), np.nan)), "a number is not finite"),
@@ -110,6 +136,12 @@ def test_features_of_videos(trained, here, capsys):
     flags = "--task", "features", "--videos", "world/videos", "--checkpoint", trained / "none"
     call("evaluate.py", *flags, "--out", "f.npz")
     model = weights.load(trained / "none")
+    args = evaluate.parse(["--data", "howto100m", "--videos", "world/videos", "--device", "cpu",
+                           "--checkpoint", str(trained / "none")])
+    task = SimpleNamespace(needs=(), frames=None)      # that needs no labels
+    source, *nothing = open_labeled(args, task, model, "cpu", "test")
+    assert [video.name for video in source.videos] == ["test_00000", "train_00000"]
+    assert nothing == [None] * 3 and source.split == "all"
     for name in "train_00000", "test_00000":
         path, own = here / f"world/videos/{name}.mp4", find_rows("f.npz")[name]
         windows = own.spans
@@ -119,4 +151,4 @@ def test_features_of_videos(trained, here, capsys):
         np.testing.assert_allclose(x, own.embedding, atol=1e-5)
         path.write_bytes(b"damaged")
     assert "2 of 2 videos are unreadable" in fails(capsys, "evaluate.py", *flags)
-    assert "needs --videos" in fails(capsys, "evaluate.py", *flags[:2])
+    assert "required: --videos" in fails(capsys, "evaluate.py", *flags[:2])

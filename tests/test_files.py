@@ -12,10 +12,10 @@ import torch
 
 import train
 from commands import call, fails, read_json, same_run
-from files.lists import load_phrases
-from files.sources import VideoSource
+from files.folder import VideoFolder
+from support.read import load_phrases
 from support.workers import epoch_order
-from test_lists import coin, entry
+from test_lists import EPIC, coin, entry
 from test_video import write
 from toy.truth import Truth
 
@@ -91,7 +91,7 @@ def test_check_names_what_training_refuses(tmp_path, capsys):
     (folder / "b.mkv").write_bytes(b"damaged")
     file = tmp_path / "o.json"
     flags = "files", "check", "--data", "howto100m", "--captions", folder, "--videos", folder
-    assert "2 of 3 videos are unreadable, more than --max" in fails(capsys, *flags, "--json", file)
+    assert "2 of 4 videos are unreadable, more than --max" in fails(capsys, *flags, "--json", file)
     result = read_json(file)
     reasons = result.pop("unreadable_ids")
     assert result == {"captions": 5, "unreadable_captions": 1, "sentences": 5, "hours": 1.67,
@@ -114,7 +114,15 @@ def test_check_names_what_training_refuses(tmp_path, capsys):
     result = read_json(file)
     assert result["forecast"]["test"] == {"listed": 3, "videos": 3, "found": 2, "absent": 1,
                                           "unreadable": 1}
-    assert (result["classes"], result["distinct_texts"], result["absent_ids"]) == (3, 2, ["lost"])
+    assert (result["classes"], result["distinct_texts"], result["absent_ids"]) == (3, 1, ["lost"])
+    (tmp_path / "EPIC_train.csv").write_text(EPIC)
+    call("files", "check", "--data", "epic", "--annotations", tmp_path / "EPIC_train.csv", "--json",
+         file)
+    assert read_json(file) == {"segments": {"train": 2}, "verbs": 97, "nouns": 300, "videos": 1,
+                               "found": None, "absent": None, "unreadable": None,
+                               "absent_ids": None, "unreadable_ids": {}}
+    call("files", "check", "--data", "toy", "--toy-videos", "2", "--json", file)
+    assert read_json(file)["forecast"]["validation"]["listed"] == 14
 
 
 def test_what_is_not_there_or_not_read_is_one_line(here, capsys, monkeypatch):
@@ -124,25 +132,42 @@ def test_what_is_not_there_or_not_read_is_one_line(here, capsys, monkeypatch):
     narrate(here / "captions", a=["add salt"])
     Path("other").mkdir()
     Path("other/b.mp4").touch()
+    Path("F").touch()
     check, tune = "files check --data", "train.py --stage finetune --data"
+    pretrain = "train.py --data howto100m --phrases F"
     for line, reason in {
-            f"{check} howto100m": "needs --captions", f"{check} howto100m --captions gone": "gone",
-            f"{check} howto100m --captions captions --videos gone": "--videos gone: no such file",
+            f"{check} howto100m": "--captions", f"{check} howto100m --captions gone": "gone",
+            f"{check} howto100m --captions captions --videos gone":
+                "argument --videos: gone: no such file or folder",
             f"{check} howto100m --captions captions --videos other":
                 "listed is 'a', there is the video 'b'",
+            f"{check} howto100m --captions captions --workers -3": "-3: must be at least 0",
             "files check --annotations gone": "gone",
-            "train.py --data howto100m --videos gone --captions gone --phrases gone": "gone",
+            f"{pretrain} --videos gone --captions gone": "gone",
+            f"{pretrain} --videos other": "required: --captions",
+            f"{pretrain} --videos other --captions captions": "F: the file is empty",
+            "train.py --data howto100m --videos other --captions captions": "required: --phrases",
             "train.py --init gone": "gone", "predict.py gone.mp4": "gone",
             "evaluate.py --checkpoint gone": "gone",
-            f"{check} coin --annotations a --captions F": "has no --captions",
-            "train.py --ids F": "has no --ids",
-            "train.py --data features --features f --captions c --phrases p --videos F":
-                "has no --videos",
-            f"{tune} epic --annotations a --videos v --steps F": "has no --steps",
-            "evaluate.py --data coin --annotations a --videos v --features F":
-                "has no --features"}.items():
+            f"{check} coin --annotations F --captions F": "--captions: --data coin has no such",
+            "train.py --ids F": "--ids: --data toy has no such",
+            "train.py --data features --features F --captions F --phrases F --videos F":
+                "--videos: --data features has no such",
+            f"{tune} epic --annotations F --videos F --steps F": "--steps: --data epic has no such",
+            "evaluate.py --data coin --annotations F --videos F --features F":
+                "--features: --data coin has no such"}.items():
         told = fails(capsys, *line.split())
-        assert reason in told
+        assert reason in told, told
+
+
+def test_the_commands_are_listed(capsys):
+    """Catches: a command that `python -m files --help` does not name."""
+    for program, names in ("files", ("check", "phrases")), ("toy", ("export", "teacher")):
+        with pytest.raises(SystemExit):
+            call(program, "--help")
+        lines = capsys.readouterr().out.splitlines()
+        for name in names:
+            assert any(line.strip().startswith(f"{name} ") for line in lines), name
 
 
 # --- From files to a score ---
@@ -189,14 +214,14 @@ def test_a_run_goes_on_without_a_video_that_kills_its_worker(world, forked, monk
     """Catches: a run that waits for a killed worker for good; another video named; one left out
     that is opened, counts as unreadable, or is not listed; other videos than the run's."""
     Path("world/videos/train_00009.mp4").unlink()
-    first, read, slow = f"train_{epoch_order(9, 0, 0)[0]:05}", VideoSource.pictures_of, [1]
+    first, read, slow = f"train_{epoch_order(9, 0, 0)[0]:05}", VideoFolder.pictures_of, [1]
 
     def kill(path, *args):
         if path.stem in (first, "test_00000"):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(sum(slow))                          # another worker still reads
         return read(path, *args)
-    monkeypatch.setattr(VideoSource, "pictures_of", staticmethod(kill))
+    monkeypatch.setattr(VideoFolder, "pictures_of", staticmethod(kill))
     start = "train.py", "--data", "howto100m", *FILES, "--out", "run", "--workers"
     line = fails(capsys, *start, "2")
     assert "DataLoader worker" in line and f"--skip {first} " in line

@@ -93,7 +93,7 @@ def test_fine_tuned_and_evaluated(trained, here, capsys, order, task):
     if (order, task) == ("none", "forecast"):              # LayerNorms begin with gains of 1
         assert any((gain != 1).any() for name, gain in new.items() if name.endswith("ln_1.weight"))
     assert after.classifier.bias.any() and after.config.spacing == before.config.spacing
-    assert after.config.names == (None if task == "activity" else [*grammar.STEPS])
+    assert after.config.names == [*(grammar.PROCEDURES if task == "activity" else grammar.STEPS)]
     call("evaluate.py", "--task", task, "--toy-videos", "3", "--checkpoint", "run", "--json",
          "a.json")
     content = read_json("a.json")

@@ -1,18 +1,17 @@
-"""files/lists.py and captions.py: each in its real layout, rolling text, errors with their line."""
+"""Lists, names and captions: each in its real layout, rolling text, errors with their line."""
 import functools
 import json
 import math
+import os
 import pickle
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from data import Step, Video
+from data import UNKNOWN, Lists, Step, Video
 from files.captions import Captions
-from files.lists import (UNKNOWN, check_names, list_labeled, load_coin, load_epic, load_ids,
-                         load_phrases, load_released_csv, of_split, video_name)
+from files.lists import load_coin, load_epic, load_ids, load_released_csv
 from support.errors import InputError
+from support.read import load_names, load_phrases, video_name
 
 STEPS = "th2wZ0W8ulA.mp4 580 163.1434 59.0 65.0\n-INaRI8Nb_E 0 112.2917 0 1\n"
 NEXT = "th2wZ0W8ulA.mp4 581 130.0 0 65.0\nth2wZ0W8ulA.mp4 582 130.0 0 84.0\n"
@@ -45,7 +44,8 @@ def coin(**videos):
 def test_coin_in_its_spellings(tmp_path, capsys):
     """Catches: labels off by one, unsorted steps, fields swapped; a spelling, no duration or a step
     that ends before its start refused; such a step kept, or left out in silence; "validation" taken
-    for testing in a file that has both, or for a split of its own in one that has not."""
+    for testing in a file that has both, or for a split of its own in one that has not; names of
+    activities lost."""
     last = entry(("3", [1, 2.5], "fold "), ("4", [3, 4], "fold"), subset="validation")
     del last["duration"]
     egg = "crack the egg"
@@ -53,64 +53,61 @@ def test_coin_in_its_spellings(tmp_path, capsys):
                   ("1", [7, 7], egg), subset="testing")
     ours = {"JfuwHhfxN28": entry()}
     path = written(tmp_path, "\ufeff" + coin(zz=first, aa=last, **ours))     # as from Windows
-    assert load_coin(path) == (
+    assert load_coin(path) == Lists(
         [Video("zz", "test", 7, 60.5, (Step(1.5, 2.0, 0), Step(5.0, 6.0, 2))),
          Video("aa", "validation", 7, None, (Step(1.0, 2.5, 2), Step(3.0, 4.0, 3))),
-         Video("JfuwHhfxN28", "train", 7, 60.5)], ["crack the egg", "", "fold", "fold"])
+         Video("JfuwHhfxN28", "train", 7, 60.5)],
+        {0: "crack the egg", 2: "fold", 3: "fold"}, {7: "Omelette"})
     assert f"{path}: video zz: 2 steps do not end" in capsys.readouterr().out
-    videos, _ = load_coin(written(tmp_path, coin(aa=last, **ours)))
-    assert [video.split for video in videos] == ["test", "train"]
-
-
-def test_a_share_of_training_stands_in_for_validation(here):
-    """Catches: another hash, a test video held out; scores of what a checkpoint was tuned on."""
-    videos = [Video(f"v{i}", "train") for i in range(30)] + [Video("v76", "test")]
-    for task, share, held in ((None, None, [4, 5, 8, 17]),
-                              ("classify", 0.3, [0, 4, 5, 7, 8, 16, 17, 20, 21, 27])):
-        config = SimpleNamespace(task=task, hold_out=share, names=None)
-        found = of_split(videos, "validation", config, "F")
-        assert [int(video.name[1:]) for video in found] == held
-    with pytest.raises(InputError, match="F: has no validation .*; fine-tune it with --hold-out"):
-        of_split(videos, "validation", SimpleNamespace(task="classify", hold_out=None), "F")
-    own = Video("own", "validation")
-    assert of_split([*videos, own], "validation", config, "F") == [own]
-    Path("train.csv").write_text("".join(f"x/v{i}.mp4 0 9 1 5\n" for i in range(30)))
-    args = SimpleNamespace(annotations=Path("train.csv"), task="classify", hold_out=.1, steps=None)
-    listed, _ = list_labeled(args, SimpleNamespace(needs=()), "train", config)
-    assert len(listed) == 26 and "v4" not in {video.name for video in listed}
+    lists = load_coin(written(tmp_path, coin(aa=last, bb=entry(recipe_type=2, **{"class": None}),
+                                             **ours)))
+    assert [video.split for video in lists.videos] == ["test", "train", "train"]
+    assert lists.activities == {7: "Omelette", 2: ""}
 
 
 def test_released_lists(tmp_path):
     """Catches: a path misread, columns exchanged; an id's dot taken for a suffix."""
-    assert load_released_csv(written(tmp_path, STEPS), "classify") == [
+    assert load_released_csv(written(tmp_path, STEPS), "classify").videos == [
         Video("th2wZ0W8ulA", None, 580, 163.1434, (Step(59, 65, 580),)),
         Video("-INaRI8Nb_E", None, 0, 112.2917, (Step(0, 1, 0),))]
-    assert load_released_csv(written(tmp_path, NEXT), "forecast") == [
+    assert load_released_csv(written(tmp_path, NEXT), "forecast").videos == [
         Video("th2wZ0W8ulA", None, 581, 130, (Step(0, 65, UNKNOWN), Step(65, 65, 581))),
         Video("th2wZ0W8ulA", None, 582, 130, (Step(0, 84, UNKNOWN), Step(84, 84, 582)))]
-    assert load_released_csv(written(tmp_path, TASK), "activity") == [
+    lists = load_released_csv(written(tmp_path, TASK), "activity")
+    assert lists.videos == [
         Video("4bgWwnZQPaA", None, 123, 157.3572), Video("-INaRI8Nb_E", None, 98, 112.2917)]
+    assert (lists.activities, lists.names, lists.split) == ({123: "", 98: ""}, {}, "list")
     assert [video_name(path) for path in ("a.mp4", "x/y.b.MKV", "c.d")] == ["a", "y.b", "c.d"]
 
 
 def test_epic_lists(tmp_path):
     """Catches: frame numbers for times, hours forgotten, quotes, verb and noun exchanged."""
-    assert load_epic(written(tmp_path, EPIC)) == [Video("P01_11", duration=math.inf, steps=(
-        Step(0, 1.89, (0, 2)), Step(3723.5, 3724, (96, 299))))]
+    assert load_epic(written(tmp_path, EPIC)) == Lists([Video("P01_11", duration=math.inf, steps=(
+        Step(0, 1.89, (0, 2)), Step(3723.5, 3724, (96, 299))))], split="validation")
+    path = tmp_path / "EPIC_100_train.csv"
+    path.write_text(EPIC)
+    assert load_epic(path).split == "train"
 
 
 def test_names_phrases_and_ids(tmp_path):
-    """Catches: equal names joined, a phrase's commas cut; a suffix in an id; accents apart."""
-    for text in ("stir\nput honey, oil\nstir", "stir,28,5.0\nput honey, oil,5\nstir,",
-                 'phrase,count\nstir,1,\n"put honey, oil",2\n stir \n\n'):
+    """Catches: equal names joined, a name's commas, numbers or marks cut or refused; a phrase's
+    commas cut, its count kept; a suffix in an id; accents apart."""
+    for text in ("stir\nput honey, oil\nstir", "stir,28,5.0\nput honey, oil,5,\nstir,1,0",
+                 'phrase,count\nstir,1,\n"put honey, oil",2,3.5\n stir \n\n'):
         assert load_phrases(written(tmp_path, text)) == ["stir", "put honey, oil", "stir"]
+    assert load_phrases(written(tmp_path, "set oven to 1,5\n2 eggs\nadd 1,5 cups\n")) == [
+        "set oven to 1,5", "2 eggs", "add 1,5 cups"]
+    names = ["set oven to 1,5", "2 eggs", "step_one", "stir,28,5.0", "phrase,count", "1. fold",
+             "stir", "stir"]
+    assert load_names(written(tmp_path, "\n".join(names) + "\n\n")) == names
     assert load_ids(written(tmp_path, "\ufeff-a\r\nmy video.v2\nb.webm\n\n-a\nsub/c.MP4\n")) == [
         "-a", "my video.v2", "b", "c"]
     apart = "cre\u0300me"                               # of macOS; composed, it is one letter less
     assert load_ids(written(tmp_path, f"{apart}\ncr\u00e8me.mp4\n")) == ["cr\u00e8me"]
 
 
-READERS = {"epic": load_epic, "coin": load_coin, "phrases": load_phrases, "ids": load_ids}
+READERS = {"epic": load_epic, "coin": load_coin, "phrases": load_phrases, "ids": load_ids,
+           "names": load_names}
 READERS |= {task: functools.partial(load_released_csv, task=task)
             for task in ("classify", "forecast", "activity")}
 
@@ -127,6 +124,28 @@ READERS |= {task: functools.partial(load_released_csv, task=task)
     ("phrases", "stir\n", "list: at least two"),
     ("phrases", "stir\n1. fold\n", "list:2: '1. fold' is not `phrase`"),
     ("phrases", "stir\nadd_kimchi\n", "list:2: 'add_kimchi' is not `phrase`"),
+    ("names", "stir\n\nfold", "list:2: the line is empty"), ("names", "stir", "list: at least two"),
+    ("classify", STEPS + "a 1000000000 9 1 2\n", "list:3: class 1000000000; classes count from 0"),
+    ("classify", "a -7 9 1 2\n", "list:1: class -7; classes count"),
+    ("classify", "a 0 9 -1e9 5\n", "list:1: a step from -1e.09 to 5 s; times must be finite"),
+    ("classify", "a 0 9 1 inf\n", "list:1: a step from 1 to inf s; times must"),
+    ("classify", "a 0 9 nan 2\n", "list:1: a step from nan"),
+    ("classify", "a 0 9 3 2\n", "list:1: starts at 3 s and ends at 2 s"),
+    ("classify", "a 0 -9 1 2\n", "list:1: a duration of -9"),
+    ("activity", "a 0 nan\n", "list:1: a duration of nan"),
+    ("epic", EPIC.replace("00:00:01.89", "inf"), "list:2: a step from 0 to inf s"),
+    ("epic", EPIC.split("P01")[0], "list: no action"),
+    ("coin", coin(bad=entry(("1", [-1, 2], "x"))), "list: video bad: a step from -1 to 2 s"),
+    ("coin", coin(bad=entry(("1", [1, math.inf], "x"))), "list: video bad: a step from 1 to inf"),
+    ("coin", coin(bad=entry((math.inf, [1, 2], "x"))), "list: video bad: OverflowError.*; needed"),
+    ("coin", coin(bad=entry((1e9, [1, 2], "x"))), "list: video bad: id .*, which counts from 1"),
+    ("coin", coin(bad=entry(("0", [1, 2], "x"))), "list: video bad: id 0, which counts from 1"),
+    ("coin", coin(bad=entry(recipe_type=-1)), "list: video bad: recipe_type: class -1"),
+    ("coin", coin(bad=entry(duration=-1)), "list: video bad: a duration of -1"),
+    ("coin", coin(a=entry(), bad=entry(**{"class": "Soup"})),
+     "list: video bad: the class of recipe_type 7 is 'Soup', before it was 'Omelette'"),
+    ("coin", "[" * 100_000, "list: RecursionError.*; needed is"),
+    ("coin", '{"database": []}', "list: AttributeError.*; needed is"),
     ("ids", " \n\r\n", "list: the file is empty"),
     ("epic", b"flamb\xe9 it\n", "list: not UTF-8; save it as")])
 def test_a_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
@@ -136,14 +155,15 @@ def test_a_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
     assert str(error.value).startswith(f"{tmp_path}/list:") and "\n" not in str(error.value)
 
 
-def test_names_that_contradict_the_annotations():
-    """Catches: rows of other classes scored; spelling, or classes without a step, refused."""
-    names, labels = ["Stir ", "fold", "fry", "serve"], ["stir", "", "Fry"]
-    check_names("T", names, "COIN.json", labels)
-    with pytest.raises(InputError, match="T:3: class 3 is 'serve', but 'Fry' in C; line i"):
-        check_names("T", ["stir", "fold", "serve", "fry"], "C", labels)
-    with pytest.raises(InputError, match="T: 2 names, but 3 classes in C"):
-        check_names("T", names[:2], "C", labels)
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
+def test_a_pipe_is_no_list(tmp_path):
+    """Catches: a command that waits for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in tmp_path / "pipe", tmp_path:
+        with pytest.raises(InputError, match="a file is needed, no folder and no pipe"):
+            load_names(path)
+    with pytest.raises(OSError, match="gone"):
+        load_names(tmp_path / "gone")
 
 
 # --- captions.py ---
@@ -209,25 +229,40 @@ def test_rolling_captions_are_said_once(tmp_path):
 
 
 def test_a_folder_is_listed_by_the_names_of_videos(tmp_path):
-    """Catches: an id cut at a dot; other files; German before English; accents left apart."""
+    """Catches: an id cut at a dot; other files; German before English; an automatic translation
+    before a plain file; accents left apart; an order of the disk."""
     names = {"my.video.CSV": "my.video", "d.de.vtt": None, "d.en.vtt": "d",
-             "e.de.vtt": None, "e.vtt": "e", "readme.txt": None,
+             "e.de.vtt": None, "e.vtt": "e", "e.en.vtt": None, "readme.txt": None,
              "lasagna.raw.srt": "lasagna.raw", "lasagna.en.srt": "lasagna",
+             "g.en-orig.vtt": None, "g.en.vtt": "g", "h.en-orig.vtt": "h", "h.fr.vtt": None,
+             "i.eng.srt": "i", "i.de.srt": None, "j.fr.vtt": None, "j.de.vtt": "j",
+             "k.srt": None, "k.csv": "k",
              "Title [x_1].en-orig.vtt": "Title [x_1]", "cre\u0300me.en.vtt": "cr\u00e8me"}
     for name in names:
         (tmp_path / name).write_text("no narration")
     found = Captions(tmp_path)
-    assert {id: file.name for id, file in found.items()} == {
-        id: name for name, id in names.items() if id}
+    assert dict(found) == {id: name for name, id in names.items() if id}
     assert list(found) == sorted(found)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty: no narrations; a folder of ID\.csv"):
         Captions(tmp_path / "empty")
 
 
+def test_the_videos_that_are_there_say_whose_a_narration_is(tmp_path):
+    """Catches: cake.hd.srt, whose video is cake.hd.mp4, taken for one of cake in a language hd."""
+    for name in "cake.hd.srt", "cake.hd.en.srt", "cake.de.srt", "pie.hd.srt":
+        (tmp_path / name).write_text("no narration")
+    assert dict(Captions(tmp_path, {"cake.hd", "cake", "pie"})) == {
+        "cake.hd": "cake.hd.srt", "cake": "cake.de.srt", "pie": "pie.hd.srt"}
+
+
 @pytest.mark.parametrize("name, content, message", [
     ("v.csv", "start,end,text\n0,1,a\n2,1,b\n", "v.csv:3: starts at 2 s and ends at 1 s"),
     ("v.csv", "start,end,text\n0,x,a\n", "v.csv:2: .*'x'.*; times must be"),
+    ("v.csv", "start,end,text\n0,inf,a\n", "v.csv:2: starts at 0 s and ends at inf s"),
+    ("v.csv", "start,end,text\n-1,1,a\n", "v.csv:2: starts at -1 s"),
+    ("c.json", "[" * 100_000, "c.json: RecursionError.*; a folder of ID.csv"),
+    ("c.json", '["v"]', "c.json: AttributeError.*; a folder of ID.csv"),
     ("v.csv", f'start,end,text\n0,1,"{"a" * 140_000}\n', "v.csv: .*limit.*; a quote may be open"),
     ("v.srt", "1\n00:00:01,000 --> soon\na\n", "v.srt:2: .*'soon'.*; times must be"),
     ("c.json", '{"v":\n{"start": [', "c.json: .*line 2.*; a folder of ID.csv"),

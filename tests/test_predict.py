@@ -18,7 +18,7 @@ from support.errors import InputError
 from toy import grammar
 from toy.__main__ import write_video
 from toy.render import render
-from toy.source import ToySource, load_teacher
+from toy.source import Toy, load_teacher
 from weights.checkpoint import build
 
 STEPS = [*grammar.STEPS]
@@ -32,7 +32,7 @@ def test_the_first_forecast_anyone_sees(trained, here, capsys):
     out, content = capsys.readouterr().out, read_json("a.json")
     assert "checkpoint: runs/pretrain; the included one" in out
     assert [*content] == ["video", "clips", "next", "futures", "warning", "truth"]
-    model, source = weights.load("runs/pretrain"), ToySource("test", [3], 4)
+    model, source = weights.load("runs/pretrain"), Toy.of("test", [3], 4)
     steps, end = source.videos[0].steps, content["clips"][-1]["end"]
     windows = history_windows(end, model.config.spacing)
     with torch.no_grad():

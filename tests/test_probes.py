@@ -14,7 +14,7 @@ from support.arguments import INCLUDED
 from support.encode import encode_examples
 from test_evaluate import FIRST, Q, as_one, best, bits, draw, p_of, percent, shown
 from toy import grammar
-from toy.source import ToySource, load_teacher
+from toy.source import Toy, load_teacher
 
 
 def probed(*flags, history="spaced", count=6):
@@ -47,7 +47,7 @@ def test_similar_histories_equal_a_search_for_the_nearest(monkeypatch):
     among its clips; fewer neighbors; an annotated step in place of Eq. 6's; another stride."""
     monkeypatch.setattr(probes, "sampled_futures", lambda *args: None)
     found, model, examples = probed("--samples", str(Q))
-    train, rng, histories = ToySource("train", range(55), 4), np.random.default_rng(4), []
+    train, rng, histories = Toy.of("train", range(55), 4), np.random.default_rng(4), []
     for i, video in enumerate(train.videos):
         windows = sentence_windows(train.narration(i), video.duration, rng, model.config.stride)
         clips = model.encode(train.clips(i, windows)[0])

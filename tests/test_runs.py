@@ -20,7 +20,7 @@ from support import run, tensors
 from support.errors import InputError
 from support.write import write_json, write_text
 from toy import grammar
-from toy.source import ToySource
+from toy.source import Toy
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)      # Windows has none
 LONG = "--toy-videos", "16", "--batch", "4", "--sgd-epochs", "1", "--epochs", "2"   # 12 updates
@@ -244,7 +244,7 @@ def test_a_run_saves_after_a_minute_and_then_for_a_hundredth_of_the_time(tmp_pat
     monkeypatch.setattr(tensors, "save", save)
     args = train.parse(["--out", f"{tmp_path}/run"])
     args.log_every, optimizer = 1, torch.optim.SGD(model.parameters())
-    one, source = run.Run(args), ToySource("train", range(2), 4)
+    one, source = run.Run(args), Toy.of("train", range(2), 4)
     with pytest.raises(KeyboardInterrupt), one.begin("", source, 1000, 10, ["loss"], "cpu"):
         one.readable([Read("train_00000", 0)])
         for update, wait in enumerate([59, 2, 198, 3, 599, 2], start=1):

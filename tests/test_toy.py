@@ -1,4 +1,5 @@
 """The toy world: its grammar and truth, pictures and narrations, its teacher."""
+import itertools
 import zlib
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from commands import call, fails
-from data import forecast_examples
+from data import NarratedVideos, forecast_examples
 from files.video import find_videos, read_clips
 from toy import __main__, grammar, render, source, teacher
 from toy.grammar import PROCEDURES, STEP_ID, STEPS, Grammar, make_video
@@ -83,7 +84,7 @@ def test_a_forecast_is_shown_nothing_of_what_follows(monkeypatch, tmp_path):
         return video._replace(steps=(*video.steps[:at], *steps))
 
     def given():
-        toy, paths = source.ToySource("test", range(2), 4, known), find_videos(tmp_path)
+        toy, paths = source.Toy.of("test", range(2), 4, known), find_videos(tmp_path)
         examples = [e for e in forecast_examples(toy.videos, 11.0) if e.step <= at]
         clips, seen = map(torch.cat, zip(*(toy.clips(e.video, e.windows) for e in examples)))
         read = [read_clips(paths[toy.videos[e.video].name], f, e.windows) for e in examples]
@@ -96,6 +97,19 @@ def test_a_forecast_is_shown_nothing_of_what_follows(monkeypatch, tmp_path):
     other = given()
     assert not torch.equal(one[0], other[0])
     assert torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
+
+
+def test_frames_that_no_narrated_clip_shows_are_not_drawn():
+    """Catches: a frame of a clip that is not drawn; another one in its place; features of another
+    frame; frames drawn that no clip can show."""
+    known = source.load_teacher("cpu")
+    whole = source.Toy.of("train", range(5), 4, known)
+    part = source.Toy.of("train", range(5), 4, known, narrated=True)
+    assert len(part.frames) < 0.95 * len(whole.frames)
+    for stride, epoch, i in itertools.product((1, 2, 3), range(3), range(5)):
+        reads = [NarratedVideos(toy, 0, stride)[epoch, i, 0] for toy in (whole, part)]
+        assert torch.equal(reads[0].clips, reads[1].clips)
+        torch.testing.assert_close(reads[0].seen, reads[1].seen)
 
 
 def test_the_command_trains_a_teacher_and_writes_it(monkeypatch, tmp_path):

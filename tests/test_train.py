@@ -17,7 +17,7 @@ from model import Config, ProcedureModel
 from pseudo_labels import clip_features, soft_targets
 from slow import draw, randomized, slow_objective
 from support.workers import epoch_order, items
-from toy.source import ToySource, load_teacher
+from toy.source import Toy, load_teacher
 from weights.adapter import Adapter
 from weights.checkpoint import DENOISERS
 
@@ -80,7 +80,7 @@ def test_the_draws_of_an_update():
 # --- What is read ---
 def test_each_epoch_reads_each_video_once_and_draws_anew(monkeypatch):
     """Catches: the same clips or order in all epochs; a video twice, or read by two processes."""
-    source, orders = ToySource("train", range(6), 4), []
+    source, orders = Toy.of("train", range(6), 4), []
     monkeypatch.setattr(source, "clips", lambda i, windows, rng: (windows, rng.random()))
     videos = NarratedVideos(source, 0)
     for epoch in range(6):                             # two updates of three videos
@@ -104,7 +104,7 @@ def test_targets_of_both_are_the_mean_of_unit_vectors():
     assert shares(spans, windows).tolist() == [
         [.5, .5, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [1 / 3, 1 / 3, 1 / 3]]
     teacher = load_teacher("cpu")
-    source, windows = ToySource("train", range(3), 4, teacher), []
+    source, windows = Toy.of("train", range(3), 4, teacher), []
     clips = source.clips
     source.clips = lambda i, rows, rng: windows.append(rows) or clips(i, rows, rng)
     reads = [NarratedVideos(source, 0, sentences=True)[0, video, 0] for video in (2, 1)]
@@ -121,8 +121,9 @@ def test_targets_of_both_are_the_mean_of_unit_vectors():
 
 def test_clips_that_coincide_are_nine_seconds_apart():
     """Catches: a distance of 0 where videos are of 9 s or less, by which no history can be cut."""
-    source = ToySource("train", range(2), 4)
-    source.said = [[(t, t + 1.0, "now we stir it") for t in range(n)] for n in (5, 9)]
+    source = Toy.of("train", range(2), 4)
+    for i, n in enumerate((5, 9)):
+        source.said[i] = [(t, t + 1.0, "now we stir it") for t in range(n)]
     spacing = clip_distance(source, 1)
     assert spacing == CLIP_SECONDS and history_windows(5.0, spacing).tolist() == [[0, 5]]
 
@@ -135,7 +136,7 @@ def test_eq7_every_update_minimizes_the_sum_of_the_terms(trained, here):
     call("train.py", *ONE, "--seed", "3", "--init", "start.pt", "--out", "run")
     before, after, (row,) = weights.load("start.pt").train(), weights.load("run"), rows_of("run")
     teacher, rows = load_teacher("cpu"), []
-    source = ToySource("train", range(6), 4, teacher)
+    source = Toy.of("train", range(6), 4, teacher)
     drawn = train.draw(6, 64, 4, "release", "observed", 3, 0)
     for place, video in enumerate(epoch_order(6, 3, 0)):                       # one at a time
         read = NarratedVideos(source, 3)[0, video, place]
@@ -178,11 +179,12 @@ def test_a_run_folder_is_complete(trained, order):
 
 def test_default_of_real_videos_is_the_papers():
     """Catches: the toy world's rate or size for real videos; a choice that is not the paper's."""
-    real = vars(train.parse(["--data", "howto100m"]))
+    needed = [f"--{flag}={__file__}" for flag in ("videos", "captions", "phrases")]
+    real = vars(train.parse(["--data", "howto100m", *needed]))
     assert real == real | dict(
         init="timm", lr=5e-5, batch=128, sgd_epochs=5, epochs=25, tau=.02, size="base",
         noise=(2.0, .3), rows="release", order="diffusion", context="observed", targets="vision")
-    assert train.parse(["--data", "howto100m", "--encoder", "mvit"]).init == "none"
+    assert train.parse(["--data", "howto100m", "--encoder", "mvit", *needed]).init == "none"
 
 
 def test_every_choice_trains(here, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """Write the toy world as real files (export), or train its teacher again (teacher)."""
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import av
@@ -8,11 +9,11 @@ import torch
 from safetensors.torch import save_model
 from tqdm.contrib.concurrent import thread_map
 
-from support.arguments import Parser
+from support.arguments import Parser, positive
 from support.errors import run
 from support.write import write_json, write_text
 from toy import grammar, render
-from toy.source import load_teacher
+from toy.source import TEST_VIDEOS, TRAINING_VIDEOS, load_teacher
 from toy.teacher import TEACHER_CONFIG, train_teacher, write_weights
 
 BORDER = 2, 3                 # pixels around the 32; a reader of files crops the middle 32 of 37
@@ -35,11 +36,15 @@ def export_video(out, video):
     write_video(out / "videos" / f"{video.name}.mp4", render.render(video))
     rows = "".join(f"{start},{end},{text}\n" for start, end, text in render.narrate(video))
     write_text(out / "captions" / f"{video.name}.csv", f"start,end,text\n{rows}")
-    return video.name, {
-        "duration": video.duration, "recipe_type": video.activity,
-        "subset": "testing" if video.split == "test" else "training",
-        "annotation": [{"id": str(label + 1), "segment": [start, end],       # COIN counts from 1
-                        "label": grammar.STEPS[label]} for start, end, label in video.steps]}
+    annotation = []
+    for start, end, label in video.steps:                  # COIN counts classes from 1
+        name = grammar.STEPS[label]
+        annotation.append({"id": str(label + 1), "segment": [start, end], "label": name})
+    entry = {"duration": video.duration, "recipe_type": video.activity, "subset": "training",
+             "class": list(grammar.PROCEDURES)[video.activity], "annotation": annotation}
+    if video.split == "test":
+        entry["subset"] = "testing"
+    return video.name, entry
 
 
 def export(out, train, test):
@@ -50,7 +55,7 @@ def export(out, train, test):
     videos = [grammar.make_video("train", i) for i in range(train)]
     ids = [video.name for video in videos]
     videos += [grammar.make_video("test", i) for i in range(test)]
-    database = dict(thread_map(lambda video: export_video(out, video), videos, desc="export"))
+    database = dict(thread_map(partial(export_video, out), videos, desc="export"))
     write_json(out / "COIN.json", {"database": database})
     for name, lines in (("steps", grammar.STEPS), ("phrases", grammar.PHRASES), ("train", ids)):
         write_text(out / f"{name}.txt", "".join(f"{line}\n" for line in lines))
@@ -61,12 +66,17 @@ def export(out, train, test):
 def parse(argv=None):
     """The command line."""
     parser = Parser(__doc__, prog="python -m toy")
-    commands = parser.add_subparsers(dest="command", required=True)
-    flags = commands.add_parser("export", description="Write the toy world as real files.")
-    flags.add_argument("--out", type=Path, required=True, help="folder, new")
-    flags.add_argument("--train", type=int, default=2400, help="videos for training and validation")
-    flags.add_argument("--test", type=int, default=1000, help="test videos")
-    commands.add_parser("teacher", description="Train the teacher: a minute on one core.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    export_flags = commands.add_parser("export", help="write the toy world as real files",
+                                       description="Write the toy world as real files.")
+    add = export_flags.add_argument
+    add("--out", type=Path, required=True, help="folder, new")
+    add("--train", type=positive(int, zero=True, most=1_000_000), default=TRAINING_VIDEOS,
+        help="videos for training and validation")
+    add("--test", type=positive(int, zero=True, most=1_000_000), default=TEST_VIDEOS,
+        help="test videos")
+    commands.add_parser("teacher", help="train the teacher again",
+                        description="Train the teacher: a minute on one core.")
     return parser.parse_args(argv)
 
 

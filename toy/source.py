@@ -8,37 +8,83 @@ import numpy as np
 import torch
 from tqdm.contrib.concurrent import thread_map
 
-from data import frame_times, sentence_windows
+from data import Lists, Pictures, Source, frame_times, sentence_windows
 from pseudo_labels import Teacher
+from support.arguments import positive
 from toy import grammar, render
 from toy.teacher import TEACHER_FILE, build_teacher
 from toy.truth import Truth
 
+TRAINING_VIDEOS, TEST_VIDEOS = 2400, 1000      # --toy-videos
 TOGETHER = 128              # frames that the teacher sees at once
 
 
-class ToySource:
-    """Videos of a split, by their numbers, in clips of F frames.
+class Toy(Source):
+    """The toy world: rendered videos of a written-down grammar, made up on the spot.
 
-    Frames are drawn once, at the start; with a teacher, its features of them are computed, too.
-    narrated: draw only the frames that clips around a sentence can show (data.sentence_windows).
+    Frames are drawn once, when it is opened; with a teacher, its features of them are computed,
+    too.
     """
+    narrated = True
+    has = "steps", "names", "activities"
+    side = render.SIZE
     pixels = render.MEAN, render.STD
+    tau = 0.045
+    size = "small"
+    clip = "toy"
+    phrases = grammar.PHRASES
+    world = grammar.VERSION
+    steps = grammar.STEPS
 
-    def __init__(self, split, numbers, frames, teacher=None, narrated=False):
-        self.frames_per_clip, self.truth, self.left_out = frames, Truth(self), {}
-        self.videos = self.listed = [grammar.make_video(split, number) for number in numbers]
-        self.said = [render.narrate(video) for video in self.videos]
-        self.drawn = [self.numbers_of_frames(i, narrated) for i in range(len(self.videos))]
+    @staticmethod
+    def add_flags(add, command):
+        """As data.Source has it."""
+        count = TRAINING_VIDEOS
+        if command == "evaluate":
+            count = TEST_VIDEOS
+        add("--toy-videos", type=positive(int, most=1_000_000), default=count,
+            help="videos of the toy world")
+
+    @classmethod
+    def of(cls, split, numbers, frames, teacher=None, narrated=False):
+        """Videos of a split, by their numbers, opened for clips of F frames."""
+        source = cls(None)
+        source.listed = source.videos = [grammar.make_video(split, number) for number in numbers]
+        source.split = split
+        source.open(Pictures(render.SIZE, frames), teacher, narrated)
+        return source
+
+    def __init__(self, args):
+        self.truth = Truth(self)
+        self.said = {}                                     # {i: narration} of those asked for
+
+    def read_lists(self, args, split):
+        """As data.Source has it: the first --toy-videos of a split, or of each."""
+        splits = [split]
+        if split is None:
+            splits = grammar.SPLIT_SEEDS
+        videos = []
+        for one in splits:
+            videos += [grammar.make_video(one, number) for number in range(args.toy_videos)]
+        names, activities = enumerate(grammar.STEPS), enumerate(grammar.PROCEDURES)
+        return Lists(videos, dict(names), dict(activities))
+
+    def open(self, pictures, teacher, narrated=False):
+        """As data.Source has it. If `narrated`, only the frames are drawn that clips around a
+        sentence can show."""
+        self.frames_per_clip, count = pictures.frames, len(self.videos)
+        self.drawn = [self.numbers_of_frames(i, narrated) for i in range(count)]
         counts = [len(numbers) for numbers in self.drawn]
         self.first = np.cumsum([0] + counts)               # of each video's frames
         n = self.first[-1]
         self.frames = torch.empty(n, 3, render.SIZE, render.SIZE, dtype=torch.uint8)
-        thread_map(self.draw, range(len(self.videos)), desc=f"draw {split}", delay=2,
+        thread_map(self.draw, range(count), desc=f"draw {self.split}", delay=2,
                    max_workers=os.cpu_count())
         self.features = torch.empty(0)                                  # (n, D) of the teacher
         if teacher:
-            threads = 1 if teacher.device.type == "mps" else os.cpu_count()    # two crash MPS
+            threads = os.cpu_count()
+            if teacher.device.type == "mps":               # two threads crash MPS
+                threads = 1
             parts = thread_map(teacher.encode_frames, self.frames.split(TOGETHER), desc="teacher",
                                delay=2, max_workers=threads)
             self.features = torch.cat(parts).cpu()
@@ -58,6 +104,8 @@ class ToySource:
 
     def narration(self, i):
         """As data.Source has it."""
+        if i not in self.said:
+            self.said[i] = render.narrate(self.videos[i])
         return self.said[i]
 
     def duration(self, i):

@@ -31,7 +31,7 @@ def twins():
 
 
 class Truth:
-    """The truth of a ToySource."""
+    """The truth of a toy.source.Toy."""
     steps = grammar.STEPS                              # names of the S steps
     first = torch.from_numpy(grammar.ALIKE)            # (S,) id of a step, or of its pair's first
 

@@ -4,11 +4,11 @@ import re
 
 import torch
 
+from data import PIXELS
 from diffusion import LEVELS, released_levels
 from losses import TAU
 from support.errors import require
 
-PIXELS = 0.45, 0.225           # of the release: mean and deviation of pixels / 255
 # Their name, our name, and from there on whose it is. The first fit decides; what * or (a|b)
 # stands for is kept. A name that no row fits stays: it is ours already, or of what is not read.
 NAMES = [line.split()[:2] for line in """
