@@ -79,8 +79,8 @@ class Run:
         self.settings, self.checkpoint, self.unreadable, self.tried = {}, {}, {}, {}
         self.made, self.writer, self.stop, self.logged = [], None, False, False
         self.tensorboard = open_tensorboard() if args.tensorboard else None
-        if self.rank == 0:
-            self.require_usable()
+        self.require_usable()
+        parallel.any_of(False)                     # no process takes it before all have looked
         if self.resumed and (self.out / "checkpoint.pt").exists():
             self.checkpoint = tensors.read(self.out)
             require({"model", "optimizer", "settings", "step"} <= self.checkpoint.keys(),

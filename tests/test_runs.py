@@ -263,8 +263,17 @@ def test_tensorboard_has_the_metrics_or_is_missed_at_once(here, capsys, monkeypa
     assert "pip install tensorboard" in line and not Path("none").exists()
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    call("train.py", *TINY, "--out", "run", "--order", "none", "--tensorboard")
-    call("train.py", *TINY, "--out", "run", "--order", "none", "--resume")
+    flags, save = ("train.py", *TINY, "--out", "run", "--order", "none", "--resume"), torch.save
+
+    def fill(content, file):
+        if content["step"] == 4:
+            raise OSError("the disk is full")
+        save(content, file)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", fill)
+        fails(capsys, *flags, "--tensorboard")
+    call(*flags, "--tensorboard")                      # the fourth update is made again
+    call(*flags)
     events = EventAccumulator("run").Reload()
     rows = rows_of("run")
     assert len(rows) == 6 and "mse" not in events.Tags()["scalars"]
