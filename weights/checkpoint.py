@@ -49,8 +49,8 @@ def build(config, phrases):
 
 
 def require_tensors(config, w):
-    """InputError or RuntimeError unless tensors `w` are those of the model of a config. It allocates
-    nothing, since the config of a file may ask for any size."""
+    """InputError or RuntimeError unless tensors `w` are those of a config's model. Nothing is
+    allocated, since a file may ask for any size."""
     for name, value in w.items():
         require(torch.is_tensor(value), f"{name} is no tensor")
         require_whole(name, value)
