@@ -119,13 +119,11 @@ def test_nothing_is_made_of_a_size_that_the_tensors_have_not(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("name, value, message", [
-    ("encoder.norm.bias", torch.full((32,), NAN), "encoder.norm.bias .* is not finite"),
-    ("encoder.norm.bias", torch.full((32,), INF), "encoder.norm.bias .* is not finite"),
     ("phrases", torch.ones(1, 1).expand(10 ** 9, D), "phrases has 16000000000 numbers"),
     ("phrases", torch.ones(D), "does not fit"), ("phrases", "pool", "phrases is no tensor"),
     ("encoder.norm.bias", 3, "encoder.norm.bias is no tensor")])
-def test_tensors_that_are_none_or_not_finite_are_one_line(tmp_path, name, value, message):
-    """Catches: a score, or a forecast, of NaN; memory for what a file only promises."""
+def test_what_is_no_tensor_or_only_a_promise_is_one_line(tmp_path, name, value, message):
+    """Catches: a traceback; memory for numbers that a file does not hold."""
     with pytest.raises(InputError, match=f"^.*x.pt: .*{message}.*$"):
         weights.load(changed(tmp_path, "model", {name: value}))
 

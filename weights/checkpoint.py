@@ -49,12 +49,11 @@ def build(config, phrases):
 
 
 def require_tensors(config, w):
-    """InputError or RuntimeError unless tensors `w` are finite, and those of the model of a config.
-    It allocates nothing, since the config of a file may ask for any size."""
+    """InputError or RuntimeError unless tensors `w` are those of a config's model. Nothing is
+    allocated, since a file may ask for any size."""
     for name, value in w.items():
         require(torch.is_tensor(value), f"{name} is no tensor")
         require_whole(name, value)
-        require(value.isfinite().all(), f"{name} has a number that is not finite")
     try:
         with torch.device("meta"):                     # shapes without numbers
             outline = assemble(config, w["phrases"])
@@ -65,7 +64,7 @@ def require_tensors(config, w):
 
 def rebuild(content):
     """The model that the content of a file holds, ours or published. InputError if a tensor is
-    absent, unexpected, of another shape or not finite, or a value of its config out of bounds."""
+    absent, unexpected or of another shape, or a value of its config out of bounds."""
     try:
         if "encoder" not in part_of(content, "config"):
             content = convert_released(content)
