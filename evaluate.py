@@ -42,9 +42,7 @@ EPIC_VIEWS = 10           # clips of an action (release)
 # Flags that some tasks take, as they are told; and those that --task features does not.
 FORECAST_FLAGS = {"samples": "--samples (--oracle)", "repeats": "--repeats",
                   "min_steps": "--min-steps", "history": "--history"}
-LABELED_FLAGS = {"json": "--json", "data": "--data", "annotations": "--annotations",
-                 "steps": "--steps", "features": "--features", "split": "--split",
-                 "toy_videos": "--toy-videos"}
+NO_FEATURES = {"json": "--json", "steps": "--steps"}
 
 
 # --- Inference (Sec. 3.3): the clips of M examples -> p over the S steps of a label set ---
@@ -470,7 +468,7 @@ def refuse_flags(args, given):
     """InputError for a flag that is given and has no effect on --task."""
     refused = {"out": "--out"}
     if args.task == "features":
-        refused = FORECAST_FLAGS | LABELED_FLAGS
+        refused = FORECAST_FLAGS | NO_FEATURES
     else:
         taken = TASKS[task_name(args)].flags
         refused |= {name: FORECAST_FLAGS[name] for name in FORECAST_FLAGS if name not in taken}

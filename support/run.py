@@ -204,7 +204,7 @@ class Run:
         """Close what is open. If the run made no update, remove what it made itself."""
         if self.writer:
             self.writer.close()
-        if self.logged:
+        if self.logged or self.first > 0:
             return
         for path in reversed(self.made):           # the folder is the last, config.json before it
             if path.is_dir():

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import data
-from data import UNKNOWN, NarratedVideos, Pictures, Step, Unreadable, Video
+from data import UNKNOWN, Example, NarratedVideos, Pictures, Step, Unreadable, Video
 from files.captions import Captions
 from files.folder import VideoFolder
 from files.video import evaluation_crop, read_frames, short_side_for, training_crop
 from sources import choose, list_narrated
+from support.encode import LabeledExamples
 from support.errors import InputError, require_readable
 from support.workers import read_ahead
 from test_video import write
@@ -203,7 +204,8 @@ def test_videos_of_skip_keep_their_place_and_are_never_opened(folder, monkeypatc
                                "b": ("skipped", "left out by --skip")}
     for name in "narration", "duration", "clips":
         monkeypatch.setattr(VideoFolder, name, lambda *args: pytest.fail("opened"))
-    found, = read_ahead(NarratedVideos(source, 1), [(0, 1, 5)], 0)
+    with read_ahead(NarratedVideos(source, 1), [(0, 1, 5)], 0) as reads:
+        found, = reads
     assert (found.name, found.place, found.left_out) == ("b", 5, True) and found.failed
     with pytest.raises(InputError, match="--skip nobody: not among"):
         narrated(folder, skip=["nobody"])
@@ -234,7 +236,8 @@ def test_windows_of_narrations(folder):
             assert np.array_equal(asked[0][[0, 8]], said)
     assert len(asked) == 2 and asked[1].tolist() == [[0, 3]] * 9
     (folder / "short.csv").unlink()
-    found, = read_ahead(NarratedVideos(source, 1), [item], 0)
+    with read_ahead(NarratedVideos(source, 1), [item], 0) as reads:
+        found, = reads
     assert "short.csv" in found.failed and not found.left_out
 
 
@@ -247,12 +250,13 @@ def test_a_video_is_unreadable_after_three_failures(folder, monkeypatch):
             raise Unreadable(left.pop())
         return read_frames(*args)
     monkeypatch.setattr(VideoFolder, "pictures_of", staticmethod(read_some))
-    left += ["no answer"] * 2
-    assert source.clips(0, np.array([[0.0, 2.0]]))[0].shape == (1, 2, 3, 32, 32)
-    left += ["no answer"] * 3
-    with pytest.raises(Unreadable, match="no answer"):
-        source.clips(0, np.array([[0.0, 2.0]]))
-    assert not left
+    examples = LabeledExamples(source, [Example(0, np.array([[0.0, 2.0]]), 0, 0)])
+    for failures, reason in (2, None), (3, "no answer"):
+        left += ["no answer"] * failures
+        with read_ahead(examples, [(0, 0, 0)], 0) as reads:
+            found, = reads
+        assert found.failed == reason and not left
+    assert found.clips is None
 
 
 def test_a_folder_of_captions_is_listed_without_opening_a_file(tmp_path):

@@ -109,7 +109,7 @@ def test_fine_tuned_and_evaluated(trained, here, capsys, order, task):
 
 def test_each_task_has_its_settings(trained, here, capsys, monkeypatch):
     """Catches: settings of another task, or that have no effect; a flag that does not win."""
-    epic = "--data", "epic"
+    epic = "--data", "epic", "--videos", ".", "--annotations", "."
     for flags, epochs, lr in (((), 15, 1e-3), (("--task", "forecast"), 15, 1e-3),
                               (("--task", "activity"), 60, 1e-3), (epic, 50, 1e-4),
                               ((*epic, "--epochs", "2", "--lr", ".5"), 2, .5)):

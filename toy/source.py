@@ -94,7 +94,8 @@ class Toy(Source):
         n = render.count_frames(self.videos[i])
         if not narrated:
             return np.arange(n)
-        windows = sentence_windows(self.said[i], self.duration(i), np.random.default_rng(0), 1)
+        rng = np.random.default_rng(0)
+        windows = sentence_windows(self.narration(i), self.duration(i), rng, 1)
         return np.unique(render.last_taken(frame_times(windows, self.frames_per_clip), n))
 
     def draw(self, i):
