@@ -59,7 +59,7 @@ def steps_of(model):
     """The names of the steps that a model knows: those it is fine-tuned to, or the toy world's if
     it was trained there; else None."""
     config = model.config
-    if config.task in (None, "forecast", "classify") and config.names:
+    if config.names and config.task != "activity":         # whose names are no steps
         return list(config.names)
     if config.clip in TEACHERS:
         return list(data_set(config.clip).steps)
