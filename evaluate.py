@@ -22,19 +22,53 @@ from typing import NamedTuple
 import torch
 
 import weights
-from data import (CLIP_SECONDS, EPIC_FRAMES, EPIC_SECONDS, NOUNS, VERBS, activity_examples,
-                  classify_examples, forecast_examples)
+from data import (
+    CLIP_SECONDS,
+    EPIC_FRAMES,
+    EPIC_SECONDS,
+    NOUNS,
+    VERBS,
+    activity_examples,
+    classify_examples,
+    forecast_examples,
+)
 from diffusion import expectation
 from losses import match
 from model import match_labels
-from sources import (SOURCES, data_set, history_of, open_labeled, open_teacher, open_unlabeled,
-                     warn_of_data)
-from support.arguments import (Parser, add_data_flags, add_history_flag, add_run_flags,
-                               add_teacher_flags, default_checkpoint, peek, pick_device, positive)
+from sources import (
+    SOURCES,
+    data_set,
+    history_of,
+    open_labeled,
+    open_teacher,
+    open_unlabeled,
+    warn_of_data,
+)
+from support.arguments import (
+    Parser,
+    add_data_flags,
+    add_history_flag,
+    add_run_flags,
+    add_teacher_flags,
+    default_checkpoint,
+    peek,
+    pick_device,
+    positive,
+)
 from support.encode import encode_examples, read_lengths
 from support.errors import require, require_readable, run
-from support.metrics import (accuracies, by_class, draw_correct, each_correct, pack, percent,
-                             percents, print_lines, share_of, topk_correct)
+from support.metrics import (
+    accuracies,
+    by_class,
+    draw_correct,
+    each_correct,
+    pack,
+    percent,
+    percents,
+    print_lines,
+    share_of,
+    topk_correct,
+)
 from support.write import write_json
 
 VIEWS = 3                 # clips of a step (release)
@@ -442,7 +476,7 @@ def evaluate(args):
 def main(args):
     """Score, print, and write the JSON if asked for; or write a features file."""
     if args.task == "features":
-        from files.features import write_features          # files/ is loaded when it is needed
+        from files.features import write_features  # files/ is loaded when it is needed
         device, teacher = pick_device(args.device), None
         model = weights.load(args.checkpoint).to(device)
         if args.clip:

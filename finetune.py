@@ -41,9 +41,19 @@ from evaluate import TASKS, examples_of, task_name
 from losses import TAU
 from model import Config, clips_at_once
 from sources import SOURCES, clip_of, data_set, history_of, open_labeled, open_teacher
-from support.arguments import (Parser, add_data_flags, add_history_flag, add_run_flags,
-                               add_teacher_flags, default_checkpoint, mixed_precision, peek,
-                               pick_device, positive, share)
+from support.arguments import (
+    Parser,
+    add_data_flags,
+    add_history_flag,
+    add_run_flags,
+    add_teacher_flags,
+    default_checkpoint,
+    mixed_precision,
+    peek,
+    pick_device,
+    positive,
+    share,
+)
 from support.encode import LabeledExamples, encode_examples
 from support.errors import require
 from support.run import Run, learning_rate
@@ -255,7 +265,8 @@ def parse(argv):
     add_teacher_flags(add)
 
     add = parser.add_argument_group("training").add_argument
-    add("--epochs", type=positive(float), default=settings.epochs, help="times each example is seen")
+    add("--epochs", type=positive(float), default=settings.epochs,
+        help="times each example is seen")
     add("--batch", type=positive(int), default=64, help="examples per update; the paper's 64")
     add("--lr", type=positive(float), default=settings.lr, help="peak rate of AdamW")
 

@@ -17,11 +17,30 @@ from files.features import Features
 from files.folder import VideoFolder
 from files.lists import clock
 from model import encode_parts, sample_in_turn
-from sources import (choose, clip_of, data_set, history_of, open_teacher, require_widths,
-                     require_world, steps_of, texts_of, warn_of_data)
+from sources import (
+    choose,
+    clip_of,
+    data_set,
+    history_of,
+    open_teacher,
+    require_widths,
+    require_world,
+    steps_of,
+    texts_of,
+    warn_of_data,
+)
 from support import figures
-from support.arguments import (Parser, add_device_flags, add_teacher_flags, default_checkpoint,
-                               existing, mixed_precision, pick_device, positive, seed_number)
+from support.arguments import (
+    Parser,
+    add_device_flags,
+    add_teacher_flags,
+    default_checkpoint,
+    existing,
+    mixed_precision,
+    pick_device,
+    positive,
+    seed_number,
+)
 from support.errors import require, run
 from support.read import load_names, video_name
 from support.write import write_json

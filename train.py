@@ -35,9 +35,19 @@ from model import ORDERS, Config, clips_at_once
 from pseudo_labels import clip_features, soft_targets
 from sources import SOURCES, data_set, fits, list_narrated, open_teacher, require_widths
 from support import errors, parallel
-from support.arguments import (Parser, add_data_flags, add_run_flags, add_teacher_flags, existing,
-                               limit_threads, mixed_precision, noise_of, peek, pick_device,
-                               positive)
+from support.arguments import (
+    Parser,
+    add_data_flags,
+    add_run_flags,
+    add_teacher_flags,
+    existing,
+    limit_threads,
+    mixed_precision,
+    noise_of,
+    peek,
+    pick_device,
+    positive,
+)
 from support.compiler import compile_modules
 from support.errors import require
 from support.read import load_phrases
@@ -152,8 +162,9 @@ def set_up(args, run, device):
     h = None
     if args.order != "none":
         h = SIZES[args.size]["denoiser"] | encoders.chosen_of("denoiser", args.set)
-    config = Config(sizes, h, args.order, args.tau, scale, levels.tolist(), source.pixels,
-                    spacing, args.stride, clip=args.clip, clip_weights=args.clip_weights, first_phrase=phrases[0])
+    config = Config(sizes, h, args.order, args.tau, scale, levels.tolist(), source.pixels, spacing,
+                    args.stride, clip=args.clip, clip_weights=args.clip_weights,
+                    first_phrase=phrases[0])
     model = rebuild(run.checkpoint) if run.checkpoint else build(config, texts)
     if start:
         init_from(args.init, model, start)

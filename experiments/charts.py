@@ -11,12 +11,12 @@ from torch.nn.functional import normalize
 
 import weights
 from data import classify_examples, consecutive, heard, history_windows, sentence_windows
-from support.read import read_lines, read_text
 from model import sample_in_turn
 from pseudo_labels import soft_targets
 from support.arguments import INCLUDED, Parser
 from support.errors import run
 from support.figures import BLUE, plot_bars, save
+from support.read import read_lines, read_text
 from toy import grammar
 from toy.source import Toy, load_teacher
 from train import draw

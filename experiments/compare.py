@@ -21,9 +21,9 @@ from statistics import variance
 
 import numpy as np
 
-from support.read import fields_of, read_text
 from support.arguments import Parser
 from support.errors import require, run
+from support.read import fields_of, read_text
 
 # The 97.5% quantile of Student's t for 1, 2, ... 30 degrees of freedom, and for any more.
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14,

@@ -17,9 +17,9 @@ from statistics import mean
 from tqdm import tqdm
 
 from experiments.compare import compare
-from support.read import read_text
 from support.arguments import Parser
 from support.errors import require, run
+from support.read import read_text
 from support.write import write_json, write_text
 
 ROOT = Path(__file__).resolve().parent.parent

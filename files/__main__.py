@@ -7,8 +7,16 @@ from statistics import mean
 from torch.utils.data import Dataset
 from tqdm import tqdm, trange
 
-from data import (NOUNS, STRIDE, VERBS, Read, Unreadable, activity_examples, classify_examples,
-                  forecast_examples)
+from data import (
+    NOUNS,
+    STRIDE,
+    VERBS,
+    Read,
+    Unreadable,
+    activity_examples,
+    classify_examples,
+    forecast_examples,
+)
 from files.captions import MAX_UNREADABLE
 from files.phrases import collect
 from sources import SOURCES, choose, data_set

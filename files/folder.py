@@ -5,8 +5,14 @@ import torch
 from data import Source, Unreadable, frame_times, spoken
 from files.captions import Captions
 from files.lists import load_ids
-from files.video import (duration, evaluation_crop, find_videos, read_frames, short_side_for,
-                         training_crop)
+from files.video import (
+    duration,
+    evaluation_crop,
+    find_videos,
+    read_frames,
+    short_side_for,
+    training_crop,
+)
 from support.arguments import existing
 from support.errors import InputError
 

@@ -5,8 +5,8 @@ import os
 
 import pytest
 import torch
-
 from commands import call
+
 from toy import grammar, render, source
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""                # in bfloat16, numbers differ by 1e-3

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from test_video import write
 
 import data
 from data import UNKNOWN, Example, NarratedVideos, Pictures, Step, Unreadable, Video
@@ -16,7 +17,6 @@ from sources import choose, list_narrated
 from support.encode import LabeledExamples
 from support.errors import InputError, require_readable
 from support.workers import read_ahead
-from test_video import write
 
 FIRST = SimpleNamespace(integers=lambda high: 0)       # a Generator that draws the lowest number
 

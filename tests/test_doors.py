@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import ONE, call, fails, read_json
 
 import evaluate
 import finetune
 import sources
 import train
 import weights
-from commands import ONE, call, fails, read_json
 from data import classify_examples
 from support import encode
 from support.errors import InputError

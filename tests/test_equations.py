@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from slow import draw, slow_match
 
 import diffusion
 import losses
-from slow import draw, slow_match
 
 TAU = 0.02                                             # the paper's
 ALPHA_BAR = torch.tensor([0.9, 0.7, 0.3, 0.1], dtype=torch.float64)

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from commands import call, fails, read_json
+from test_toy import slow_next
 from torch.nn.functional import normalize
 
 import evaluate
 import sources
 import weights
-from commands import call, fails, read_json
 from data import Step, Unreadable, Video, activity_examples, history_windows
 from finetune import with_classifier
 from support import encode
@@ -21,7 +22,6 @@ from support.encode import encode_examples
 from support.errors import InputError
 from support.metrics import print_lines
 from support.workers import read_ahead
-from test_toy import slow_next
 from toy import grammar
 from toy.source import Toy, load_teacher
 

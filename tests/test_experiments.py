@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from commands import ROOT, call, fails, read_json
 
 import evaluate
 import train
-from commands import ROOT, call, fails, read_json
 from data import Example
 from experiments import charts, compare, probes, tables
 from experiments.tables import EVALUATIONS, RECIPES, TABLES

@@ -6,17 +6,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from commands import call, fails, read_json
+from test_lists import coin, entry
+from test_teacher import Malice
 
 import evaluate
 import weights
-from commands import call, fails, read_json
 from data import history_windows
 from files.features import find_rows, read_rows
 from files.video import read_clips
 from predict import predict
 from sources import open_labeled
-from test_lists import coin, entry
-from test_teacher import Malice
 
 
 def write(save=np.savez, **changes):

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import call, fails, read_json, same_run
+from test_lists import EPIC, coin, entry
+from test_video import write
 
 import train
-from commands import call, fails, read_json, same_run
 from files.folder import VideoFolder
 from support.read import load_phrases
 from support.workers import epoch_order
-from test_lists import EPIC, coin, entry
-from test_video import write
 from toy.truth import Truth
 
 # Of each text: its tokens (text, part of speech, relation, its head's place, lemma if another), and

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import broken_source, call, fails, read_json, rows_of, same_run
+from slow import draw
 from torch.nn.functional import normalize
 
 import evaluate
 import finetune
 import weights
-from commands import broken_source, call, fails, read_json, rows_of, same_run
 from data import Example, Video
 from model import Config, ProcedureModel
-from slow import draw
 from support.run import learning_rate
 from toy import grammar
 from toy.__main__ import export

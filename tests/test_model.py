@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from slow import draw, randomized, slow_h, slow_match, slow_timesformer
 
 import model as method
 import weights
@@ -13,7 +14,6 @@ from diffusion import sample
 from encoder import TimeSformer
 from model import Config
 from pseudo_labels import Teacher
-from slow import draw, randomized, slow_h, slow_match, slow_timesformer
 from support.compiler import compile_modules
 from toy.teacher import build_teacher
 from weights.checkpoint import build as build_model

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from commands import ROOT, call
+
 from predict import predict
 from toy.source import load_teacher
 

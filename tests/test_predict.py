@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import call, fails, read_json
 
 import weights
-from commands import call, fails, read_json
 from data import history_windows
 from model import sample_in_turn
 from predict import predict

@@ -4,15 +4,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from commands import call, fails, read_json
+from test_evaluate import FIRST, Q, as_one, best, bits, draw, p_of, percent, shown
 from torch.nn.functional import normalize
 
 import weights
-from commands import call, fails, read_json
 from data import sentence_windows
 from experiments import compare, probes
 from support.arguments import INCLUDED
 from support.encode import encode_examples
-from test_evaluate import FIRST, Q, as_one, best, bits, draw, p_of, percent, shown
 from toy import grammar
 from toy.source import Toy, load_teacher
 

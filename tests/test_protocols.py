@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
+from commands import ROOT, broken_source, call, fails, read_json, rows_of
+from test_finetune import TUNE
 
 import data
 import weights
-from commands import ROOT, broken_source, call, fails, read_json, rows_of
 from support.arguments import INCLUDED
-from test_finetune import TUNE
 from toy.__main__ import export
 
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import ONE, broken_source, call, fails, read_json, rows_of, same_run
+from conftest import TINY, log_and_save_every
 
 import train
 import weights
-from commands import ONE, broken_source, call, fails, read_json, rows_of, same_run
-from conftest import TINY, log_and_save_every
 from data import Read, Video
 from support import run, tensors
 from support.errors import InputError

@@ -5,11 +5,11 @@ from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
+from commands import ROOT, fails
 
 import sources
 import train
 import weights
-from commands import ROOT, fails
 from data import UNKNOWN, Lists, Source, Step, Video
 from support.arguments import INCLUDED
 from support.errors import InputError

@@ -11,9 +11,9 @@ import torch
 from open_clip import image_transform
 from PIL import Image
 from safetensors.torch import save_file
+from slow import draw, slow_match
 
 from pseudo_labels import PROMPTS, Teacher, resize_and_crop, soft_targets
-from slow import draw, slow_match
 from support.errors import InputError
 from toy.teacher import build_teacher
 from weights.teacher import open_teacher

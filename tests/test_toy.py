@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-
 from commands import call, fails
+
 from data import NarratedVideos, forecast_examples
 from files.video import find_videos, read_clips
 from toy import __main__, grammar, render, source, teacher

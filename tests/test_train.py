@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import ONE, call, fails, read_json, rows_of
+from slow import draw, randomized, slow_objective
 from torch import nn
 
 import train
 import weights
-from commands import ONE, call, fails, read_json, rows_of
 from data import CLIP_SECONDS, NarratedVideos, clip_distance, history_windows, shares
 from diffusion import noise_levels, released_levels
 from model import Config, ProcedureModel
 from pseudo_labels import clip_features, soft_targets
-from slow import draw, randomized, slow_objective
 from support.workers import epoch_order, items
 from toy.source import Toy, load_teacher
 from weights.adapter import Adapter

@@ -8,17 +8,17 @@ import pytest
 import timm
 import torch
 import torchvision
+from commands import ROOT, fails
 from safetensors.torch import save_file
+from slow import randomized
+from test_teacher import Malice
 from torch import nn
 from torch.nn import functional
 
 import weights
-from commands import ROOT, fails
 from model import Config
-from slow import randomized
 from support.arguments import INCLUDED
 from support.errors import InputError
-from test_teacher import Malice
 from weights import checkpoint
 from weights.checkpoint import TIMM, init_from, open_start
 from weights.checkpoint import build as build_model

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import ONE, ROOT, broken_source, call, fails, rows_of
+from conftest import TINY, log_and_save_every
 
 import train
 import weights
-from commands import ONE, ROOT, broken_source, call, fails, rows_of
-from conftest import TINY, log_and_save_every
 from data import LeftOut, Read, Unreadable
 from support.errors import InputError
 from support.workers import epoch_order, read_ahead

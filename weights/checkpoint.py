@@ -10,7 +10,8 @@ from denoiser import Denoiser, MaskedDenoiser
 from model import Config, ProcedureModel
 from support.arguments import INCLUDED
 from support.errors import InputError, require
-from support.tensors import read as read, save as save
+from support.tensors import read as read
+from support.tensors import save as save
 from weights.encoders import TEACHER, check_encoder, make, make_encoder
 from weights.names import convert_released, part_of, require_whole, tensors_of
 
