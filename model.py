@@ -14,7 +14,6 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
     B videos, N clips of each, Q noises, T levels, K phrases, D embedding, S classes.
 """
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import nn
@@ -25,75 +24,14 @@ from diffusion import CLIPS, sample
 
 PICTURES = 192            # of 224 x 224 pixels that f takes at once on a GPU of 24 GB, or elsewhere
 ORDERS = "diffusion", "mask", "none"   # h learns from the noised clip; from zeros; there is no h
-LARGEST = 2 ** 14         # of the numbers among the arguments of f and h, of either sign
-MOST = 1e6                # of other numbers; those that must be above 0 are at least 1 / MOST
-
-
-# --- What a Config may hold: a file can say anything ---
-def is_number(value, low, high):
-    """Whether a value is a number, and no bool, from `low` to `high`. NaN is not."""
-    is_kind = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_kind and low <= value <= high
-
-
-def is_positive(value):
-    """Whether a value is a number above 0, and not extreme."""
-    return is_number(value, 1 / MOST, MOST)
-
-
-def is_count(value):
-    """Whether a value is a whole number above 0."""
-    return isinstance(value, int) and is_positive(value)
-
-
-def is_share(value):
-    """Whether a value is a number between 0 and 1, both excluded."""
-    return is_number(value, 0, 1) and 0 < value < 1
-
-
-def is_text(value):
-    """Whether a value is a text."""
-    return isinstance(value, str)
-
-
-def is_plain(value):
-    """Whether a value can be an argument of f or h, or an item of one that is a list."""
-    if value is None or isinstance(value, (bool, str)):
-        return True
-    return is_number(value, -LARGEST, LARGEST)
-
-
-def is_list(values, is_good):
-    """Whether `values` is a list or a tuple, and is_good(item) of each of its items."""
-    return isinstance(values, (list, tuple)) and all(map(is_good, values))
-
-
-def are_arguments(sizes):
-    """Whether `sizes` can be arguments of f or h: {name: value, or list of values}."""
-    if not isinstance(sizes, dict) or not all(map(is_text, sizes)):
-        return False
-    return all(is_plain(value) or is_list(value, is_plain) for value in sizes.values())
-
-
-def are_levels(levels):
-    """Whether `levels` can be alpha_bar: at least one share, each below the one before."""
-    if not is_list(levels, is_share) or not levels:
-        return False
-    return all(now > then for now, then in pairwise(levels))
-
-
-def are_pixels(pair):
-    """Whether a pair can be (mean, std) of pixels."""
-    if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-        return False
-    return is_number(pair[0], -MOST, MOST) and is_positive(pair[1])
 
 
 @dataclass
 class Config:
     """All that defines a model, except its weights: a checkpoint keeps all of it.
 
-    weights/checkpoint.py:build makes the model. `encoder` and `denoiser` are the arguments of f,
+    weights/checkpoint.py:build makes the model, and weights/bounds.py says what a file may hold.
+    `encoder` and `denoiser` are the arguments of f,
     with its "kind", a name of weights/encoders.py, and of h.
     """
     encoder: dict
@@ -114,34 +52,6 @@ class Config:
     clip: str | None = None       # the teacher: "toy", a model of open_clip, or local-dir:DIR
     clip_weights: str | None = None
     first_phrase: str | None = None        # a teacher fits if it embeds this text as phrases[0]
-
-    def check(self):
-        """Raise ValueError, with the name of a field, if its value is of another type or out of
-        bounds. weights/checkpoint.py asks before it makes a model."""
-        def need(name, good, what):
-            if not good:
-                value = str(getattr(self, name))[:80]
-                raise ValueError(f"config: {name} is {value}; {what} needed")
-
-        sizes = f"a dict of plain values, no number above {LARGEST}, is"
-        need("encoder", are_arguments(self.encoder) and "kind" in self.encoder, sizes)
-        need("denoiser", self.denoiser is None or are_arguments(self.denoiser), sizes)
-        need("order", self.order in ORDERS, f"one of {', '.join(ORDERS)} is")
-        number = f"a number from {1 / MOST:g} to {MOST:g} is"
-        need("tau", is_positive(self.tau), number)
-        need("scale", is_positive(self.scale), number)
-        need("alpha_bar", are_levels(self.alpha_bar), "numbers that fall, between 0 and 1, are")
-        need("pixels", are_pixels(self.pixels), "a mean, and a deviation above 0, are")
-        need("spacing", self.spacing is None or is_positive(self.spacing), number)
-        need("stride", is_count(self.stride), "a whole number above 0 is")
-        need("history", self.history in (None, "spaced", "paper"), "spaced or paper is")
-        need("hold_out", self.hold_out is None or is_share(self.hold_out), "a share below 1 is")
-        need("classes", is_list(self.classes, is_count), "a list of whole numbers above 0 is")
-        need("names", self.names is None or is_list(self.names, is_text), "a list of texts is")
-        for name in "task", "clip", "clip_weights", "first_phrase":
-            value = getattr(self, name)
-            need(name, value is None or is_text(value), "a text is")
-        need("classes", self.classes or self.task is None, "a number for each label set is")
 
 
 class ProcedureModel(nn.Module):

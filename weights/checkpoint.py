@@ -12,6 +12,7 @@ from support.arguments import INCLUDED
 from support.errors import InputError, require
 from support.tensors import read as read
 from support.tensors import save as save
+from weights.bounds import check_config
 from weights.encoders import TEACHER, check_encoder, make, make_encoder
 from weights.names import convert_released, part_of, require_whole, tensors_of
 
@@ -31,18 +32,9 @@ def assemble(config, phrases):
     return ProcedureModel(config, phrases, f, h)
 
 
-def require_bounds(config):
-    """InputError if a value of a Config is of another type or out of bounds."""
-    try:
-        config.check()
-    except ValueError as error:
-        raise InputError(str(error)) from None
-
-
 def build(config, phrases):
-    """The only way to make a ProcedureModel: from a Config and phrases (K, D). InputError if a
-    value of the config is out of bounds, or f is not what data.Encoder says."""
-    require_bounds(config)
+    """The only way to make a ProcedureModel: from a Config and phrases (K, D). InputError if f is
+    not what data.Encoder says."""
     model = assemble(config, phrases)
     if config.encoder["kind"] != TEACHER:              # which reads what the teacher made of a clip
         check_encoder(model.encoder, model.dim)
@@ -70,7 +62,7 @@ def rebuild(content):
         if "encoder" not in part_of(content, "config"):
             content = convert_released(content)
         w, config = content["model"], Config(**content["config"])
-        require_bounds(config)
+        check_config(config)
         require_tensors(config, w)
         model = build(config, w["phrases"].float())
         model.load_state_dict(w)

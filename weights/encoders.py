@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 
 from denoiser import Denoiser
-from model import LARGEST, is_list, is_number
 from support.errors import InputError, require
+from weights.bounds import LARGEST, is_list, is_number
 
 TEACHER = "teacher"       # the teacher in place of f, CLIP's row of Table 2; not for --encoder
 SETTLED = "dim", "features", "clips", "levels"     # arguments that the teacher, data, N and T give
