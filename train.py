@@ -140,7 +140,9 @@ def set_up(args, run, device):
     phrases = kind.phrases
     if args.phrases:
         phrases = load_phrases(args.phrases)
-    start = None if run.checkpoint else open_start(args.init, kind.world)
+    start = None
+    if not run.checkpoint:
+        start = open_start(args.init, kind.world)
     source = list_narrated(args)
     spacing = clip_distance(source, args.stride, args.max_unreadable)
     teacher = open_teacher(args.clip, args.clip_weights, device)
@@ -157,15 +159,20 @@ def set_up(args, run, device):
     # 2. f and h.
     torch.manual_seed(args.seed)
     D = texts.shape[1]
-    scale, levels = ((1.0, released_levels()) if args.noise == "release" else
-                     (scale_of(D), noise_levels(D, *args.noise)))
+    if args.noise == "release":
+        scale, levels = 1.0, released_levels()
+    else:
+        scale, levels = scale_of(D), noise_levels(D, *args.noise)
     h = None
     if args.order != "none":
         h = SIZES[args.size]["denoiser"] | encoders.chosen_of("denoiser", args.set)
     config = Config(sizes, h, args.order, args.tau, scale, levels.tolist(), source.pixels, spacing,
                     args.stride, clip=args.clip, clip_weights=args.clip_weights,
                     first_phrase=phrases[0])
-    model = rebuild(run.checkpoint) if run.checkpoint else build(config, texts)
+    if run.checkpoint:
+        model = rebuild(run.checkpoint)
+    else:
+        model = build(config, texts)
     if start:
         init_from(args.init, model, start)
     model.settings = run.settings
@@ -203,8 +210,11 @@ def pretrain(args):
         for update in left:
             if update == switch:
                 optimizer = make_optimizer(model, "adamw")
-            span = (0, switch, SGD_LR) if update < switch else (switch, updates, args.lr)
-            optimizer.param_groups[0]["lr"] = learning_rate(update, *span)
+            if update < switch:
+                rate = learning_rate(update, 0, switch, SGD_LR)
+            else:
+                rate = learning_rate(update, switch, updates, args.lr)
+            optimizer.param_groups[0]["lr"] = rate
             draws = draw(batch, model.dim, len(model.alpha_bar), args.rows, args.context,
                          args.seed, update)
             optimizer.zero_grad()

@@ -284,6 +284,16 @@ def test_a_task_without_labels(trained, here, capsys, monkeypatch):
     assert "--task direction: cannot be fine-tuned" in line
 
 
+def test_a_task_without_labels_reads_any_folder(trained, here, monkeypatch):
+    """Catches: captions or annotations that are asked for; the wrong videos."""
+    monkeypatch.setitem(evaluate.TASKS, "direction", Direction)
+    call("toy", "export", "--out", "world", "--train", "1", "--test", "2")
+    call("evaluate.py", "--task", "direction", "--data", "howto100m", "--videos", "world/videos",
+         "--checkpoint", trained / "diffusion", "--json", "a.json")
+    found = read_json("a.json")
+    assert (found["listed"], found["evaluated"], found["absent"]) == (3, 3, 0)
+
+
 # --- The command ---
 KEYS = ("task data split setting order listed evaluated absent unreadable classes samples draws "
         "seed top1 top1_std top5 baselines truth by_place by_class new right history run_seed "
