@@ -12,7 +12,6 @@ from support.errors import InputError, require
 OWN = Path("runs/pretrain")                                    # the run of `python train.py`
 INCLUDED = Path(__file__).parents[1] / "toy" / "default.pt"    # the checkpoint beside the code
 
-
 MOST = 10 ** 9                 # of a number, unless its flag has another bound
 SEEDS = 2 ** 31                # seeds are below
 
@@ -238,11 +237,11 @@ def add_history_flag(add):
 
 def add_teacher_flags(add, default=None):
     """Add the flags of the teacher. default: the name of the data set's, to pre-train."""
-    add("--clip", default=default, help="the teacher: open_clip's model, local-dir:DIR or toy"
-        + ("" if default else " (default: the checkpoint's; to pre-train: the paper's)"))
+    told = "the teacher: open_clip's model, local-dir:DIR or toy"
+    if default is None:
+        told += " (default: the checkpoint's; to pre-train: the paper's)"
+    add("--clip", default=default, help=told)
     add("--clip-weights", help="its weights: a tag of open_clip (default: openai), or a file")
-
-
 
 
 def default_checkpoint():
