@@ -103,7 +103,7 @@ def test_on_a_gpu_in_bfloat16(here):
 
 def test_the_included_checkpoint_forecasts(here, capsys):
     """Catches: weights, a scale or a spacing of another version; too many lines told."""
-    call("evaluate.py", "--toy-videos", "60", "--json", "a.json")
+    call("evaluate.py", "--toy-videos", "40", "--json", "a.json")
     found, told = read_json("a.json"), capsys.readouterr().out
     top1, truth = found["top1"], found["truth"]
     assert 60 < top1["zero_noise"] <= truth["exact"] + 5 and top1["oracle"] > top1["zero_noise"]
