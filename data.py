@@ -220,12 +220,14 @@ def joined(sentences, i):
     """The first and the last sentence of those joined with sentence i: the next sentence and the
     one before are added in turn, until there are 12 words."""
     first, last, end = i, i, len(sentences) - 1
-    while ((first > 0 or last < end) and
-           sum(len(text.split()) for _, _, text in sentences[first:last + 1]) < MIN_WORDS):
+    words = len(sentences[i][2].split())
+    while words < MIN_WORDS and (first > 0 or last < end):
         if last < end and (first == 0 or last - i <= i - first):
             last += 1
+            words += len(sentences[last][2].split())
         else:
             first -= 1
+            words += len(sentences[first][2].split())
     return first, last
 
 
@@ -233,7 +235,8 @@ def sentence_windows(sentences, duration, rng, stride=STRIDE):
     """9-s windows around every `stride`-th sentence, and what is `joined` with it: (n, 2) float64.
     The first is drawn. sentences: [(start s, end s, text), ...], by start, each with words."""
     windows = []
-    for i in range(rng.integers(min(stride, max(len(sentences), 1))), len(sentences), stride):
+    offset = rng.integers(min(stride, max(len(sentences), 1)))
+    for i in range(offset, len(sentences), stride):
         first, last = joined(sentences, i)
         start, end = sentences[first][0], sentences[last][1]
         windows.append(window_around(start, end, CLIP_SECONDS, duration))
@@ -243,8 +246,10 @@ def sentence_windows(sentences, duration, rng, stride=STRIDE):
 def consecutive(windows, rng):
     """Nine consecutive windows of (n, 2) s, the first one drawn; fewer are repeated, evenly."""
     n = len(windows)
+    if n == 0:
+        return windows
     if n < CLIPS:
-        return windows[np.linspace(0, max(n - 1, 0), CLIPS if n else 0).round().astype(int)]
+        return windows[np.linspace(0, n - 1, CLIPS).round().astype(int)]
     first = rng.integers(n - CLIPS + 1)
     return windows[first:first + CLIPS]
 
@@ -341,7 +346,9 @@ class NarratedVideos(Dataset):
         narration = spoken(narration, end)
         windows = consecutive(sentence_windows(narration, end, rng, self.stride), rng)
         clips, seen = self.source.clips(video, windows, rng)
-        said = heard(narration, windows) if self.sentences else None
+        said = None
+        if self.sentences:
+            said = heard(narration, windows)
         return Read(self.name(item), place, clips, seen, said)
 
 
@@ -366,8 +373,10 @@ def history_windows(end, spacing=None):
     spacing: s, the length of a window, so that h reads clips as far apart as in training; n <= 8
     fit into the video. None: the released protocol, the last 68 s cut into eight.
     """
-    n = HISTORY_CLIPS if spacing is None else min(max(round(end / spacing), 1), HISTORY_CLIPS)
-    seconds = HISTORY if spacing is None else n * spacing
+    n, seconds = HISTORY_CLIPS, HISTORY
+    if spacing is not None:
+        n = min(max(round(end / spacing), 1), HISTORY_CLIPS)
+        seconds = n * spacing
     return equal_windows(max(0.0, end - seconds), end, n)
 
 

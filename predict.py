@@ -6,6 +6,7 @@ N observed clips, at most eight; Q samples, each a future of H steps; S steps, D
 """
 from argparse import Namespace
 from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -73,9 +74,11 @@ def observe(source, model, at, left):
     """What is observed before `at` s -> windows (N, 2) s, N <= 8, and their clips. None: the end
     of the video or, if its steps are known, of a random step after which `left` steps remain."""
     length = source.duration(0)
-    end = at
-    if at is None:
-        end = source.truth.place_to_stop(left) if source.truth else length
+    end = length
+    if at is not None:
+        end = at
+    elif source.truth:
+        end = source.truth.place_to_stop(left)
     require(0 < end <= length, f"--at {end:g}: must be above 0; {source.videos[0].name} ends at "
             f"{length:.1f} s")
     windows = history_windows(end, history_of(model)[1])
@@ -94,16 +97,31 @@ def require_finite(p, checkpoint):
 def rank_steps(names, **columns):
     """[{"step": name, column: number, ...}, ...] of columns (S,), sorted by the first column,
     largest first; ties by the next column, then as listed."""
-    numbers = zip(*(column.tolist() for column in columns.values()))
-    rows = [{"step": name, **dict(zip(columns, row))} for name, row in zip(names, numbers)]
-    return sorted(rows, key=lambda row: [-row[column] for column in columns])
+    numbers = {column: p.tolist() for column, p in columns.items()}
+    rows = []
+    for i, name in enumerate(names):
+        row = {"step": name}
+        for column in columns:
+            row[column] = numbers[column][i]
+        rows.append(row)
+    return sorted(rows, key=itemgetter(*columns), reverse=True)    # equals stay in their order
 
 
 def count_futures(picks, names):
     """[{"steps", "share"}, ...] of futures (Q, H): each with its share of the Q, largest first."""
-    counts = Counter(map(tuple, picks.tolist())).most_common()
-    return [{"steps": [names[step] for step in future], "share": count / len(picks)}
-            for future, count in counts]
+    futures = []
+    for future, count in Counter(map(tuple, picks.tolist())).most_common():
+        steps = [names[step] for step in future]
+        futures.append({"steps": steps, "share": count / len(picks)})
+    return futures
+
+
+def describe_clips(windows, p, names):
+    """[{"start", "end", "steps": the TOP likeliest}, ...] of windows (N, 2) s, by p (N, S)."""
+    clips = []
+    for (start, end), row in zip(windows.tolist(), p):
+        clips.append({"start": start, "end": end, "steps": rank_steps(names, p=row)[:TOP]})
+    return clips
 
 
 def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
@@ -135,7 +153,8 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     if isinstance(steps, (str, Path)):
         names = load_names(steps)
     asked = Namespace(clip=clip, clip_weights=clip_weights)
-    teacher = open_teacher(*clip_of(model, asked), device)
+    its_clip, its_weights = clip_of(model, asked)
+    teacher = open_teacher(its_clip, its_weights, device)
     texts = texts_of(model, teacher, names)                                    # (S, D)
     windows, clips = observe(source, model, at, horizon)
 
@@ -149,8 +168,8 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
         if model.denoiser is None:
             warnings.append("trained without order: it recognizes steps, but forecasts none")
         else:
-            noise = torch.randn(horizon, samples, model.dim,                   # (H, Q, D)
-                                generator=torch.Generator().manual_seed(seed))
+            generator = torch.Generator().manual_seed(seed)
+            noise = torch.randn(horizon, samples, model.dim, generator=generator)  # (H, Q, D)
             log_p, picks = sample_in_turn(model, x, texts, noise)
             mean = expectation(log_p[None].cpu())[0]                           # Eq. 11        (S,)
             require_finite(mean, checkpoint)
@@ -159,12 +178,14 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
             futures = count_futures(picks, names)
 
     # 3. The result.
-    content = {
-        "video": source.videos[0].name if video is None else name or str(video),
-        "clips": [{"start": start, "end": end, "steps": rank_steps(names, p=row)[:TOP]}
-                  for (start, end), row in zip(windows.tolist(), p)],
-        "next": following, "futures": futures, "warning": "; ".join(filter(None, warnings)) or None,
-        "truth": source.truth.of_forecast(windows, futures) if source.truth else None}
+    title, truth = name or str(video), None
+    if video is None:
+        title = source.videos[0].name
+    if source.truth:
+        truth = source.truth.of_forecast(windows, futures)
+    content = {"video": title, "clips": describe_clips(windows, p, names), "next": following,
+               "futures": futures, "warning": "; ".join(filter(None, warnings)) or None,
+               "truth": truth}
     if figure:
         figures.save(figure, figures.plot_forecast, content, clips[:, clips.shape[1] // 2].numpy())
     return content

@@ -88,10 +88,14 @@ def history_of(model, given=None):
     training, if the checkpoint says how far; else the paper's. InputError if it does not say.
     """
     config = model.config
-    history = given or config.history or ("spaced" if config.spacing else "paper")
-    require(history == "paper" or config.spacing, f"--history spaced: {model.path} does not say "
-            "how far apart its training clips were; give --history paper")
-    return history, config.spacing if history == "spaced" else None
+    history = given or config.history
+    if not history:
+        history = "spaced" if config.spacing else "paper"
+    if history == "paper":
+        return history, None
+    require(config.spacing, f"--history spaced: {model.path} does not say how far apart its "
+            "training clips were; give --history paper")
+    return history, config.spacing
 
 
 def warn_of_data(model, source):

@@ -61,6 +61,18 @@ def read_places(files):
     return found
 
 
+def spread_over(scores):
+    """The means over files of [{k: number} of each], and how far the lowest are below and the
+    highest above: each a list over k."""
+    means, below, above = [], [], []
+    for k in scores[0]:
+        row = [score[k] for score in scores]
+        means.append(mean(row))
+        below.append(mean(row) - min(row))
+        above.append(max(row) - mean(row))
+    return means, below, above
+
+
 def plot_places(figure, files):
     """Draw % right by the number of earlier steps, of JSON files of forecasts and of probes in the
     toy world: the means over the files, and bars from the lowest to the highest."""
@@ -70,20 +82,45 @@ def plot_places(figure, files):
         if not scores[name]:
             continue
         places = list(scores[name][0])
-        shares = [[score[k] for score in scores[name]] for k in places]
-        means = [mean(row) for row in shares]
-        below = [mean(row) - min(row) for row in shares]
-        above = [max(row) - mean(row) for row in shares]
+        means, below, above = spread_over(scores[name])
         axes.errorbar(places, means, [below, above], label=label, **style)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     axes.set(title="% right", xlabel="number of earlier steps", ylim=(0, 104), xticks=places)
 
 
-def clips_of(source, name):
-    """The middle clip of each time that a Toy source shows a step: what f and the teacher read."""
-    found = [source.clips(one.video, one.windows) for one in classify_examples(source.videos, 1)
-             if grammar.STEPS[one.label] == name]
-    return [torch.cat(parts) for parts in zip(*found)]
+def clips_of_pair(split, teacher):
+    """The middle clip of each time that videos of a split show a step of PAIR -> for each of the
+    two, what f and what the teacher reads."""
+    source = Toy.of(split, range(VIDEOS), 4, teacher)
+    pair = []
+    for name in PAIR:
+        clips, seen = [], []
+        for example in classify_examples(source.videos, 1):
+            if grammar.STEPS[example.label] == name:
+                its_clips, its_seen = source.clips(example.video, example.windows)
+                clips.append(its_clips)
+                seen.append(its_seen)
+        pair.append((torch.cat(clips), torch.cat(seen)))
+    return pair
+
+
+def embed_pair(model, pair):
+    """The clips of `clips_of_pair` by the f of a model; None: by the teacher. Two of (M, D), of
+    length 1."""
+    found = []
+    for clips, seen in pair:
+        x = model.encode(clips) if model else seen
+        found.append(normalize(x, dim=-1))
+    return found
+
+
+def name_of_run(model):
+    """How a model was trained, in the words of docs/results.md."""
+    if model.settings["context"] == "shuffled":
+        return "f with shuffled order"
+    if model.config.order == "none":
+        return "f without order"
+    return "f with order"
 
 
 @torch.no_grad()
@@ -92,25 +129,23 @@ def plot_look_alikes(figure, runs):
     embeddings of the two in training videos: of the teacher, and of the f of each run."""
     figure.set_size_inches(8, 2.1)
     teacher = load_teacher("cpu")
-    known, asked = ([clips_of(source, name) for name in PAIR] for source in (
-        Toy.of(split, range(VIDEOS), 4, teacher) for split in ("train", "test")))
-    views = {"teacher": lambda clips, seen: seen}
+    known, asked = clips_of_pair("train", teacher), clips_of_pair("test", teacher)
+    models = {"teacher": None}
     for folder in runs:
         model = weights.load(folder)
-        way = "without order" if model.config.order == "none" else "with order"
-        way = "with shuffled order" if model.settings["context"] == "shuffled" else way
-        views[f"f {way}"] = lambda clips, seen, model=model: model.encode(clips)
-    for axes, (title, view) in zip(figure.subplots(1, len(views)), views.items()):
-        first, second = (normalize(view(*clips), dim=-1).mean(0) for clips in known)
-        along = [(normalize(view(*clips), dim=-1) - (first + second) / 2) @ (first - second)
-                 for clips in asked]
+        models[name_of_run(model)] = model
+    for axes, (title, model) in zip(figure.subplots(1, len(models)), models.items()):
+        first, second = [x.mean(0) for x in embed_pair(model, known)]              # (D,) each
+        middle, line = (first + second) / 2, first - second
+        along = [(x - middle) @ line for x in embed_pair(model, asked)]            # (M,) each
         right = torch.cat([along[0] > 0, along[1] < 0]).float().mean()
         bins = np.histogram_bin_edges(torch.cat(along).numpy(), 24)
         for values, name, color in zip(along, PAIR, (ORANGE, BLUE)):
             axes.hist(values.numpy(), bins, color=color, alpha=0.6, label=name)
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set(title=f"{title}:\n{right:.0%} right", xticks=[], yticks=[])
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    bars, names = axes.get_legend_handles_labels()
+    figure.legend(bars, names, loc="outside lower center", ncols=2)
 
 
 @torch.no_grad()
@@ -134,10 +169,13 @@ def plot_task(figure, checkpoint):
     for i, axes in enumerate(top.subplots(1, 9)):
         said = fill(f"“{sentences[share[i].argmax()]}”", 16, max_lines=5, placeholder=" ...")
         axes.set_title(f"clip {i + 1}\n{said}", fontsize=6.5)
-        axes.imshow(clips[i, 2].permute(1, 2, 0).numpy(), alpha=1.0 if observed[i] else 0.12)
-        if not observed[i]:
-            axes.text(16, 16, "?" if i == MISSING else "hidden", ha="center", va="center",
-                      fontsize=22 if i == MISSING else 9)
+        opaque, mark, size = 1.0, "", 9
+        if i == MISSING:
+            opaque, mark, size = 0.12, "?", 22
+        elif not observed[i]:
+            opaque, mark = 0.12, "hidden"
+        axes.imshow(clips[i, 2].permute(1, 2, 0).numpy(), alpha=opaque)
+        axes.text(16, 16, mark, ha="center", va="center", fontsize=size)
         axes.set(xticks=[], yticks=[])
         axes.set_xlabel(f"shown: {shown[i] or 'no step'}\nteacher: "
                         f"{grammar.PHRASES[likeliest.indices[i]]}\n{likeliest.values[i]:.0%}",
@@ -147,24 +185,29 @@ def plot_task(figure, checkpoint):
     for axes, (title, count, exchanged) in zip(panels, FORECASTS):
         windows = history_windows(steps[count - 1].end, model.config.spacing)
         x, truth = model.encode(source.clips(0, windows)[0]), source.truth.of_forecast(windows, [])
-        order = [*range(len(x))]
+        order, true = list(range(len(x))), {row["step"]: row["p"] for row in truth["next"]}
         if exchanged:
             places = [truth["clips"].index(name) for name in PAIR]
-            order[places[0]], order[places[1]] = places[::-1]
+            order[places[0]], order[places[1]] = places[1], places[0]
+            true = {}                                      # no video shows that
         noise = torch.randn(1, 50, model.dim, generator=torch.Generator().manual_seed(0))
         picks = sample_in_turn(model, x[order], texts, noise)[1][:, 0]
         counts = torch.bincount(picks, minlength=len(texts))
-        plot_bars(axes, title, {grammar.STEPS[k]: float(counts[k] / 50)
-                                for k in counts.topk(4).indices if counts[k]},
-                  {} if exchanged else {row["step"]: row["p"] for row in truth["next"]})
+        shares = {}
+        for k in counts.topk(4).indices:
+            if counts[k] > 0:
+                shares[grammar.STEPS[k]] = float(counts[k] / 50)
+        plot_bars(axes, title, shares, true)
 
 
 def main(args):
     """Draw the picture."""
     draws = {"curves": plot_curves, "places": plot_places, "look_alikes": plot_look_alikes,
              "task": plot_task}
-    name = next(name for name in draws if getattr(args, name))
-    save(args.out or Path(f"{name}.png"), draws[name], getattr(args, name))
+    for name, plot in draws.items():
+        asked = getattr(args, name)
+        if asked:
+            save(args.out or Path(f"{name}.png"), plot, asked)
 
 
 def parse(argv=None):

@@ -56,11 +56,11 @@ def count_followers(asked):
     left out: [{context: {step: count}}, ...]."""
     followed = [defaultdict(Counter) for _ in range(FOLDS)]
     for fold, known, step in asked:
+        longest = [chain[0] for chain in known.values()]
         for left_out in range(FOLDS):
             if left_out != fold:
-                followed[left_out][None][step] += 1        # of no context
-                for longest, *_ in known.values():
-                    followed[left_out][longest][step] += 1
+                for context in [None] + longest:           # None: no context
+                    followed[left_out][context][step] += 1
     return followed
 
 

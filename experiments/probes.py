@@ -49,7 +49,7 @@ def training_clips(model, args):
         windows = sentence_windows(source.narration(i), source.duration(i), rng,
                                    model.config.stride)
         videos.append(Example(i, windows, None, 0))
-    x, n, *_ = encode_examples(model, None, source, videos, args)
+    x, n, _, _, _ = encode_examples(model, None, source, videos, args)
     return x, n
 
 

@@ -30,8 +30,8 @@ def cells(names):
     """The cells of ours in these tables: {"RECIPE EVALUATION KEY": its three words}."""
     found = {}
     for name in names:
-        for _, *texts in TABLES[name]["rows"]:
-            for text in texts:
+        for row in TABLES[name]["rows"]:
+            for text in row[1:]:
                 words = text.split(" ")
                 if words[0] in RECIPES:
                     found[text] = words
@@ -160,7 +160,8 @@ def plain_row(label, texts, results, seeds):
 def markdown(name, results):
     """A table as Markdown."""
     table, rows = TABLES[name], []
-    for label, *texts in table["rows"]:
+    for row in table["rows"]:
+        label, texts = row[0], row[1:]
         if not table.get("compared"):
             rows.append(plain_row(label, texts, results, "seeds" in table["columns"]))
         elif " - ".join(texts) in results:

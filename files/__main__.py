@@ -180,7 +180,7 @@ def parse(argv=None):
     counted = commands.add_parser("check", help="count data; name unusable files",
                                   description="Count data, and name unusable files.")
     add_data_flags(counted, argv, list(SOURCES), data_set, "check", default="coin")
-    parser.data_sets = counted.data_sets
+    parser.whose = counted.whose
     add = counted.add_argument_group("run").add_argument
     add("--json", type=Path, help="also write the counts here")
     add("--workers", type=positive(int, zero=True, most=1000), default=0,

@@ -52,7 +52,7 @@ def find_rows(path):
             f"not end after its start, or never; {NEED}")
     first = np.flatnonzero(np.append(True, video[1:] != video[:-1]))       # row of each video
     found = {}
-    for begin, end in pairwise([*first.tolist(), len(video)]):
+    for begin, end in pairwise(first.tolist() + [len(video)]):
         own = slice(begin, end)
         found[video_name(video[begin])] = Rows(path, spans[own], embedding[own], teacher[own])
     require(len(found) == len(first), f"{path}: the rows of a video are in two places; {NEED}")

@@ -90,8 +90,9 @@ def load_coin(path):
         videos.append(Video(video_name(name), split, activity, duration, in_order(steps, where)))
     require(videos, f"{path}: no videos; {COIN}")
     if not any(video.split == "test" for video in videos):
-        videos = [video._replace(split="test") if video.split == "validation" else video
-                  for video in videos]
+        for i, video in enumerate(videos):
+            if video.split == "validation":
+                videos[i] = video._replace(split="test")
     return Lists(videos, names, activities)
 
 
@@ -145,8 +146,10 @@ def load_epic(path):
         require_times(start, end, where)
         steps.setdefault(row["video_id"], []).append(Step(start, end, (verb, noun)))
     require(steps, f"{path}: no action")
-    videos = [Video(name, None, None, inf, in_order(actions, f"{path}: video {name}"))
-              for name, actions in steps.items()]
+    videos = []
+    for name, actions in steps.items():
+        ordered = in_order(actions, f"{path}: video {name}")
+        videos.append(Video(name, duration=inf, steps=ordered))
     split = "train" if "train" in path.stem.split("_") else "validation"
     return Lists(videos, split=split)
 

@@ -66,8 +66,11 @@ def duration(path):
         elif container.duration:                       # mkv: from 0, as its time stamps
             end = container.duration / av.time_base
         else:
-            end = max((packet.pts + (packet.duration or 0) for packet in container.demux(stream)
-                       if packet.pts is not None), default=0) * stream.time_base
+            last = 0
+            for packet in container.demux(stream):
+                if packet.pts is not None:
+                    last = max(last, packet.pts + (packet.duration or 0))
+            end = last * stream.time_base
         return float(end) - (container.start_time or 0) / av.time_base
 
 
@@ -86,10 +89,10 @@ def read_frames(path, times, short_side=None):
         for frame in frames_at(path, container, stream, distinct):
             if not pictures:
                 factor = min(1.0, (short_side or np.inf) / min(frame.width, frame.height))
-                size = round(frame.width * factor), round(frame.height * factor)
+                width, height = round(frame.width * factor), round(frame.height * factor)
                 turns = round(frame.rotation / 90)     # of a phone; FFmpeg does not turn frames
-            rgb = scaler.reformat(frame, *size, "rgb24", threads=1).to_ndarray()     # (H, W, 3)
-            pictures.append(np.rot90(rgb, turns).transpose(2, 0, 1))
+            rgb = scaler.reformat(frame, width, height, "rgb24", threads=1).to_ndarray()
+            pictures.append(np.rot90(rgb, turns).transpose(2, 0, 1))                 # (3, H, W)
     return torch.from_numpy(np.ascontiguousarray(np.stack(pictures)[which]))
 
 

@@ -12,7 +12,6 @@ from support.errors import InputError, require
 OWN = Path("runs/pretrain")                                    # the run of `python train.py`
 INCLUDED = Path(__file__).parents[1] / "toy" / "default.pt"    # the checkpoint beside the code
 
-
 MOST = 10 ** 9                 # of a number, unless its flag has another bound
 SEEDS = 2 ** 31                # seeds are below
 
@@ -29,23 +28,21 @@ class Help(argparse.ArgumentDefaultsHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are InputErrors: one line, without the usage.
 
-    data_sets: the DataSets whose flags it may have; an unknown flag is looked for among them.
+    whose: a function that says of an unknown flag whose it is, "" if nobody's; or None.
     """
 
     def __init__(self, description, **options):        # options: what add_subparsers gives
         super().__init__(description=description, allow_abbrev=False, formatter_class=Help,
                          **options)
-        self.data_sets = None
+        self.whose = None
 
     def parse_args(self, args=None, namespace=None):
         """As argparse has it, but an unknown flag's error says which data set has it."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            flag = unknown[0].split("=")[0]
-            owners = self.data_sets.owners(flag) if self.data_sets else []
-            if owners:
-                self.error(f"{flag}: --data {self.data_sets.chosen} has no such flag; it is for "
-                           f"--data {' or '.join(owners)}")
+            if self.whose is not None:
+                told = self.whose(unknown[0].split("=")[0])
+                require(not told, told)
             self.error(f"unknown: {' '.join(unknown)}; see --help")
         return found
 
@@ -117,56 +114,38 @@ def noise_of(given):
 
 
 # --- Flags of a data set ---
-class DataSets:
-    """The flags of the data sets that a command may read.
+def serving(names, find, command):
+    """{name: data.Source class} of the data sets that serve a command. All are imported."""
+    kinds = {}
+    for name in names:
+        kind = find(name)
+        if kind.serves(command):
+            kinds[name] = kind
+    return kinds
 
-    names: values of --data; find: name -> its data.Source class, imported when it is asked for;
-    command: what its `serves` and `add_flags` are told; chosen: the value of --data.
-    """
 
-    def __init__(self, names, find, command, chosen):
-        self.names, self.find, self.command, self.chosen = names, find, command, chosen
+def flags_of(kind, command):
+    """{flag: its options of add_argument} of a data.Source class."""
+    flags = {}
 
-    def suited(self):
-        """The names of the data sets that the command can read."""
-        return [name for name in self.names if self.find(name).serves(self.command)]
+    def add(flag, **options):
+        flags[flag] = options
+    kind.add_flags(add, command)
+    return flags
 
-    def flags_of(self, name):
-        """{flag: its options of add_argument} of one data set."""
-        flags = {}
 
-        def add(flag, **options):
-            flags[flag] = options
-        self.find(name).add_flags(add, self.command)
-        return flags
+def flags_of_all(kinds, command):
+    """{flag: {name: its options}} of data sets, {name: data.Source class}."""
+    flags = {}
+    for name, kind in kinds.items():
+        for flag, options in flags_of(kind, command).items():
+            flags.setdefault(flag, {})[name] = options
+    return flags
 
-    def owners(self, flag):
-        """The names of the data sets that have a flag."""
-        return [name for name in self.suited() if flag in self.flags_of(name)]
 
-    def summary(self, name):
-        """The first line of what a data set's class says of itself."""
-        return (self.find(name).__doc__ or name).strip().split("\n")[0]
-
-    def add_to(self, parser):
-        """Add the flags of the chosen data set, in a group of their own."""
-        group = parser.add_argument_group(f"--data {self.chosen}", self.summary(self.chosen))
-        for flag, options in self.flags_of(self.chosen).items():
-            group.add_argument(flag, **options)
-
-    def add_all_to(self, parser):
-        """Add the flags of all data sets, for --help. Flags that the same data sets have are a
-        group; a flag that several have is declared once."""
-        flags = {}                                         # {flag: {data set: its options}}
-        for name in self.suited():
-            for flag, options in self.flags_of(name).items():
-                flags.setdefault(flag, {})[name] = options
-        groups = {}
-        for flag, by_name in flags.items():
-            title = "--data " + ", ".join(by_name)
-            if title not in groups:
-                groups[title] = parser.add_argument_group(title)
-            groups[title].add_argument(flag, **options_for_help(by_name))
+def summary(kind):
+    """The first line of what a data set's class says of itself; "" if nothing."""
+    return (kind.__doc__ or "").strip().split("\n")[0]
 
 
 def options_for_help(by_name):
@@ -184,28 +163,51 @@ def options_for_help(by_name):
     return next(iter(by_name.values())) | {"required": False, "help": ". ".join(told)}
 
 
+def add_for_help(parser, flags):
+    """Add the flags of several data sets, as `flags_of_all` gives them. Those that the same data
+    sets have are a group; a flag that several have is declared once."""
+    groups = {}
+    for flag, by_name in flags.items():
+        title = "--data " + ", ".join(by_name)
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        groups[title].add_argument(flag, **options_for_help(by_name))
+
+
 def add_data_flags(parser, argv, names, find, command, default="toy"):
     """Add --data and --skip, and the flags of the data set that argv names; with --help, of all.
-    Returns its data.Source class. Arguments are those of DataSets. InputError for another name, or
-    for a data set that does not serve the command."""
+
+    names: values of --data; find: name -> its data.Source class, imported when it is asked for;
+    command: what its `serves` and `add_flags` are told. Returns the class of the chosen one.
+    InputError for another name, or for a data set that does not serve the command.
+    """
     chosen = peek(argv, "--data", default)
     require(chosen in names, f"--data {chosen}: must be one of {', '.join(names)}")
-    data_sets = DataSets(names, find, command, chosen)
-    if not find(chosen).serves(command):
+    kind = find(chosen)
+    if not kind.serves(command):
         raise InputError(f"--data {chosen}: cannot be used to {command}; that needs --data "
-                         f"{' or '.join(data_sets.suited())}")
-    parser.data_sets = data_sets
-    add, told = parser.add_argument_group("data").add_argument, "which data set"
-    if asks_for_help(argv):
-        told = " ".join(f"{name}: {data_sets.summary(name)}" for name in data_sets.suited())
+                         f"{' or '.join(serving(names, find, command))}")
+
+    def whose(flag):
+        owners = flags_of_all(serving(names, find, command), command).get(flag)
+        if not owners:
+            return ""
+        return f"{flag}: --data {chosen} has no such flag; it is for --data {' or '.join(owners)}"
+    parser.whose = whose
+
+    add = parser.add_argument_group("data").add_argument
+    told, helps = "which data set", asks_for_help(argv)
+    if helps:
+        kinds = serving(names, find, command)
+        told = " ".join(f"{name}: {summary(one)}" for name, one in kinds.items())
     add("--data", choices=names, default=default, help=told)
     if command != "check":
         add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
-    if asks_for_help(argv):
-        data_sets.add_all_to(parser)
+    if helps:
+        add_for_help(parser, flags_of_all(kinds, command))
     else:
-        data_sets.add_to(parser)
-    return find(chosen)
+        kind.add_flags(parser.add_argument, command)
+    return kind
 
 
 # --- Flags that several commands share ---
@@ -238,11 +240,11 @@ def add_history_flag(add):
 
 def add_teacher_flags(add, default=None):
     """Add the flags of the teacher. default: the name of the data set's, to pre-train."""
-    add("--clip", default=default, help="the teacher: open_clip's model, local-dir:DIR or toy"
-        + ("" if default else " (default: the checkpoint's; to pre-train: the paper's)"))
+    told = "the teacher: open_clip's model, local-dir:DIR or toy"
+    if default is None:
+        told += " (default: the checkpoint's; to pre-train: the paper's)"
+    add("--clip", default=default, help=told)
     add("--clip-weights", help="its weights: a tag of open_clip (default: openai), or a file")
-
-
 
 
 def default_checkpoint():

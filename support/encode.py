@@ -45,13 +45,14 @@ class LabeledExamples(Dataset):
 
     def __getitem__(self, item):
         epoch, number, place = item
-        video, windows, *_ = self.examples[number]
-        self.source.require_used(video)
-        rng = None
+        example = self.examples[number]
+        self.source.require_used(example.video)
+        windows, rng = example.windows, None
         if self.seed is not None:
             rng = np.random.default_rng((ITEM, self.seed, epoch, number))
             windows = rng.permutation(windows)[:1]
-        return Read(self.name(item), place, *self.source.clips(video, windows, rng))
+        clips, seen = self.source.clips(example.video, windows, rng)
+        return Read(self.name(item), place, clips, seen)
 
 
 @torch.no_grad()
@@ -95,5 +96,7 @@ def encode_examples(model, teacher, source, examples, args):
                     x += encode_parts(model, clips, args.micro_batch).split(n)
     require_readable(unreadable, len(tried), args.max_unreadable)
     n = torch.tensor([len(rows) for rows in x], device=device)
-    x, seen = (pad_sequence(rows, batch_first=True) if rows else None for rows in (x, seen))
-    return x, n, seen, readable, unreadable
+    x = pad_sequence(x, batch_first=True)
+    if teacher:
+        return x, n, pad_sequence(seen, batch_first=True), readable, unreadable
+    return x, n, None, readable, unreadable

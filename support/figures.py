@@ -23,7 +23,8 @@ def open_matplotlib(path):
 
 
 def save(path, draw, *args):
-    """Write the figure that draw(figure, *args) makes, in the format of the suffix."""
+    """Write the figure that draw(figure, ...) makes, in the format of the suffix. args: the other
+    arguments of `draw`."""
     matplotlib = open_matplotlib(path)
     with matplotlib.rc_context(STYLE):
         figure = matplotlib.figure.Figure(layout="constrained")
@@ -41,8 +42,9 @@ def plot_forecast(figure, content, pictures):
     observed.suptitle(f"Observed: {content['video']}, {clips[0]['start']:.0f} to "
                       f"{clips[-1]['end']:.0f} s", x=0.01, ha="left")
     for i, axes in enumerate(observed.subplots(1, len(clips), squeeze=False)[0]):
-        best = clips[i]["steps"][0]
-        true = fill(f"true: {truth['clips'][i] or 'none'}", 14) if content["truth"] else ""
+        best, true = clips[i]["steps"][0], ""
+        if content["truth"]:
+            true = fill(f"true: {truth['clips'][i] or 'none'}", 14)
         axes.imshow(pictures[i].transpose(1, 2, 0))
         axes.set(xticks=[], yticks=[],
                  xlabel=f"{fill(best['step'], 14)}\n{best['p']:.0%}\n{true}")
@@ -52,14 +54,15 @@ def plot_forecast(figure, content, pictures):
                   {row["step"]: row["share"] for row in content["next"]},
                   {row["step"]: row["p"] for row in truth["next"]})
         plot_bars(right, "Futures: share of the samples",
-                  *({" > ".join(row["steps"]): row["share"] for row in futures}
-                    for futures in (content["futures"], truth["futures"])))
+                  {" > ".join(row["steps"]): row["share"] for row in content["futures"]},
+                  {" > ".join(row["steps"]): row["share"] for row in truth["futures"]})
 
 
 def plot_bars(axes, title, p, true):
     """Bars of the first of {text: p}, each above its true bar, from {text: p} or {}."""
-    texts = [*p][:SHOWN]
-    texts += [text for text in sorted(true, key=true.get, reverse=True)[:2] if text not in texts]
+    texts = list(p)[:SHOWN]
+    likeliest = sorted(true, key=true.get, reverse=True)[:2]
+    texts += [text for text in likeliest if text not in texts]
 
     def draw(shares, height, label, **style):
         bars = axes.barh(range(len(texts)), [shares.get(text, 0.0) for text in texts], height,
@@ -69,7 +72,10 @@ def plot_bars(axes, title, p, true):
     if true:
         draw(true, 0.4, "true", **TRUE)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=2)
-    axes.set_yticks(range(len(texts)), [fill(text, 40 if ">" in text else 15, max_lines=3,
-                                             placeholder=" ...") for text in texts])
+    labels = []
+    for text in texts:
+        width = 40 if ">" in text else 15                  # of a future, of a step
+        labels.append(fill(text, width, max_lines=3, placeholder=" ..."))
+    axes.set_yticks(range(len(texts)), labels)
     axes.set(xticks=[], ylim=(len(texts) - 0.4, -0.6), title=title)
     axes.margins(x=0.2)

@@ -19,19 +19,25 @@ class Metrics:
     def add(self, clips, **values):
         """Add a slice of so many clips: {name: (B,), or no tensor if there is no such value}."""
         for i, name in enumerate(self.names):
-            absent = not torch.is_tensor(values[name])
-            self.sums[i] += math.nan if absent else values[name].detach().sum()
+            if torch.is_tensor(values[name]):
+                self.sums[i] += values[name].detach().sum()
+            else:
+                self.sums[i] += math.nan
         self.sums[-2] += len(values["loss"])
         self.sums[-1] += clips
 
     def row(self, **given):
         """Begin a new row -> {name: mean, or None without values}, what is given, clips_per_s."""
-        *sums, videos, clips = parallel.total(self.sums).tolist()              # waits for the GPU
+        sums = parallel.total(self.sums).tolist()                              # waits for the GPU
+        videos, clips = sums[-2:]
         seconds = time.perf_counter() - self.began
         self.sums.zero_()
         self.began += seconds
-        values = {name: None if math.isnan(value) or not videos else value / videos
-                  for name, value in zip(self.names, sums)}
+        values = {}
+        for name, value in zip(self.names, sums):
+            values[name] = None
+            if videos and not math.isnan(value):
+                values[name] = value / videos
         return values | given | {"clips_per_s": clips / seconds}
 
 

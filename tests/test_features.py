@@ -104,12 +104,12 @@ def test_from_features_to_a_forecast(trained, here, capsys):
     Path("caption.json").write_text(json.dumps({name: spoken for name in ids[:50]}))
     data = "--data", "features", "--features", "F.npz", "--annotations", "COIN.json"
     train = ("train.py", *data[:4], "--captions", "caption.json", "--phrases", "phrases.txt",
-             "--clip", "T.npz", "--tau", "0.1", "--epochs", "8", "--out")
+             "--clip", "T.npz", "--tau", "0.1", "--epochs", "5", "--out")
     call(*train, "run")
     call(*train, "more", "--init", "run", "--epochs", "0.1", "--workers", "1")
     assert " taken: " in (told := capsys.readouterr().out) and " new: " not in told
     tune, test = ("train.py", "--stage", "finetune"), ("evaluate.py", *data, "--checkpoint")
-    call(*tune, "--task", "forecast", *data, "--init", "run", "--out", "tuned")
+    call(*tune, "--task", "forecast", *data, "--init", "run", "--epochs", "5", "--out", "tuned")
     for checkpoint in "run", "tuned":
         call(*test, checkpoint, "--json", "o.json")
         assert min(read_json("o.json")["top1"].values()) > 95

@@ -82,7 +82,7 @@ def test_futures_equal_counting(monkeypatch):
     observed steps; a future beyond the end. Here the grammar allows half of the futures."""
     def chance(observed, from_start, future):
         return hash((*observed, from_start, *future)) % 2
-    monkeypatch.setattr(probes, "DRAWS", 20)
+    monkeypatch.setattr(probes, "DRAWS", 8)
     monkeypatch.setattr(probes, "similar_histories", lambda model, x, *args: (
         torch.full((len(x), 40), 1 / 40)))
     monkeypatch.setattr(grammar.Grammar(), "chance", chance, raising=False)    # one for all tests
@@ -91,16 +91,16 @@ def test_futures_equal_counting(monkeypatch):
     assert found["history"] == "paper"
     for i, one in enumerate(examples):
         if one.step + 2 <= 8:
-            x, futures = one.x.expand(20, -1, -1), [[] for _ in range(20)]
-            for eps in draw(2, 20, model.dim, seed=4500 + i):
-                x_hat = model.forecast_next(x, eps[:, None])                   # (20, 1, D)
+            x, futures = one.x.expand(8, -1, -1), [[] for _ in range(8)]
+            for eps in draw(2, 8, model.dim, seed=4500 + i):
+                x_hat = model.forecast_next(x, eps[:, None])                   # (8, 1, D)
                 x = torch.cat([x, normalize(x_hat, dim=-1)], 1)[:, -8:]
                 for future, row in zip(futures, x_hat[:, 0]):
                     future.append(int((model.texts @ row).argmax()))
             whole += [chance(*shown(one), future) for future in futures]
             first += [chance(*shown(one), future[:1]) for future in futures]
     assert found["futures"] == {"possible": percent(whole), "first": percent(first)}
-    assert sum(whole) != sum(first) and len(first) == 6 * 6 * 20
+    assert sum(whole) != sum(first) and len(first) == 6 * 6 * 8
     assert {shown(one)[1] for one in examples if one.step <= 6} == {True, False}
     assert probed("--horizon", "8")[0]["futures"] is None
 

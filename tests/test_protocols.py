@@ -54,7 +54,7 @@ def test_a_history_of_the_paper_is_tuned_kept_and_told(trained, here, seen, caps
 
 def test_a_share_held_out_is_not_trained_on(trained, here, capsys):
     """Catches: held-out videos trained on; scores of what it was tuned on; a share of 0."""
-    export(here / "world", 30, 2)
+    export(here / "world", 16, 2)
     real = ("--data", "coin", "--annotations", "world/COIN.json", "--videos", "world", "--steps",
             "world/steps.txt", "--clip", "toy")
     tune = (*TUNE[:2], *real, "--epochs", ".2", "--device", "cpu", "--init",
@@ -64,11 +64,11 @@ def test_a_share_held_out_is_not_trained_on(trained, here, capsys):
         call("train.py", *tune, run, *flags)
         settings = read_json(f"{run}/config.json")["settings"]
         count.append(int(settings["list of videos"].split()[0]))
-    assert count[0] == 30 and 15 < count[1] < 28
+    assert count[0] == 16 and 8 < count[1] < 15
     ask = "evaluate.py", "--task", "classify", *real, "--split", "validation", "--json", "a.json"
     assert "--hold-out 0.1" in fails(capsys, *ask, "--checkpoint", "all")
     call(*ask, "--checkpoint", "most")
-    assert read_json("a.json")["evaluated"] == 8 * (30 - count[1])
+    assert read_json("a.json")["evaluated"] == 8 * (16 - count[1])
     for share in "1", "0":
         line = fails(capsys, "train.py", *tune, "x", "--hold-out", share)
         assert "--hold-out" in line
@@ -103,7 +103,7 @@ def test_on_a_gpu_in_bfloat16(here):
 
 def test_the_included_checkpoint_forecasts(here, capsys):
     """Catches: weights, a scale or a spacing of another version; too many lines told."""
-    call("evaluate.py", "--toy-videos", "60", "--json", "a.json")
+    call("evaluate.py", "--toy-videos", "40", "--json", "a.json")
     found, told = read_json("a.json"), capsys.readouterr().out
     top1, truth = found["top1"], found["truth"]
     assert 60 < top1["zero_noise"] <= truth["exact"] + 5 and top1["oracle"] > top1["zero_noise"]

@@ -24,7 +24,8 @@ def write_video(path, frames):
     pictures = np.pad(frames.transpose(0, 2, 3, 1), ((0, 0), BORDER, BORDER, (0, 0)), "edge")
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264rgb", rate=Fraction(render.FPS))
-        stream.height, stream.width, stream.pix_fmt = *pictures.shape[1:3], "rgb24"
+        stream.height, stream.width = pictures.shape[1:3]
+        stream.pix_fmt = "rgb24"
         stream.options = {"crf": "0", "preset": "ultrafast"}
         for picture in pictures:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24")))

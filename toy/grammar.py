@@ -5,28 +5,42 @@ against a known truth. What comes next depends on which steps were done, and in 
 are S = 40 steps, each named "verb object".
 """
 import zlib
-from collections import defaultdict
-from itertools import product
 
 import numpy as np
 
 from data import Step, Video
 
-VERSION = 5                                        # of grammar.py, render.py and teacher.py
+VERSION = 5                        # of grammar.py, render.py, sprites.toml and teacher.py
 
 # --- The grammar: a part is a step, or what these functions return, [(probability, steps), ...] ---
 def block(*parts):
     """All parts, in this order."""
     sequences = [(1.0, ())]
     for part in parts:
-        options = [(1.0, (part,))] if isinstance(part, str) else part
-        sequences = [(p * q, s + t) for p, s in sequences for q, t in options]
+        options = part
+        if isinstance(part, str):
+            options = [(1.0, (part,))]
+        longer = []
+        for p, before in sequences:
+            for q, after in options:
+                longer.append((p * q, before + after))
+        sequences = longer
     return sequences
 
 
-def one_of(*parts):
+def one_of(parts):
     """One of the parts, with equal chances."""
-    return [(p / len(parts), steps) for part in parts for p, steps in block(part)]
+    options = []
+    for part in parts:
+        for p, steps in block(part):
+            options.append((p / len(parts), steps))
+    return options
+
+
+def orders_of(pair):
+    """Both orders of a pair (a, b, end, other end), and the end that follows each."""
+    a, b, end, other = pair
+    return (a, b, end), (b, a, other)
 
 
 def procedure(begin, first, second, between):
@@ -39,10 +53,10 @@ def procedure(begin, first, second, between):
     The steps of a pair are 9 s apart, so no clip shows both.
     """
     sequences = []
-    for (a, b, end), (c, d, last) in product(*(
-            [(a, b, end), (b, a, other)] for a, b, end, other in (first, second))):
-        steps = block(one_of(*begin), a, c, b, d, end, one_of(*between), last)
-        sequences += [(p / 4, names) for p, names in steps]
+    for a, b, end in orders_of(first):
+        for c, d, last in orders_of(second):
+            options = block(one_of(begin), a, c, b, d, end, one_of(between), last)
+            sequences += [(p / 4, steps) for p, steps in options]
     return sequences
 
 
@@ -53,26 +67,41 @@ PAN = ("heat pan", "cool pan", "melt butter", "flip egg")
 OVEN = ("start oven", "stop oven", "fold egg", "add tomato")
 LOOK_ALIKES = (JAR[:2], PAN[:2], OVEN[:2])
 EGG = ("crack egg", "pour milk", "bake dough", "fold dough")
-POTATO = ("wash potato", one_of("peel potato", "cut potato"), "fry potato", "stir potato")
+POTATO = ("wash potato", one_of(("peel potato", "cut potato")), "fry potato", "stir potato")
 
-PROCEDURES = {
-    "omelette": procedure(("wash pan", "wash tomato"), PAN, OVEN,
-                          ("add salt", "cut bread", "fry egg", "cut cheese")),
-    "fried potatoes": procedure(("wash pan", "cut tomato"), JAR, PAN,
-                                ("add salt", "peel onion", "fry onion", "add cheese")),
-    "pizza": procedure(("stir dough", "cut tomato"), OVEN, JAR,
-                       ("grate cheese", "add onion", "add cheese", "cut onion")),
-    "sandwich": procedure(("wash tomato", "bake bread"), PAN, OVEN,
-                          ("spread butter", "cut cheese", "flip bread", "fry egg")),
-    "soup": procedure(("wash pan", "wash tomato"), JAR, POTATO,
-                      ("stir soup", "pour soup", "add onion", "cut bread")),
-    "pancakes": procedure(("stir dough", "bake bread"), OVEN, EGG,
-                          ("spread butter", "grate cheese", "flip bread", "add salt")),
-}
-STEPS = tuple(sorted({step for options in PROCEDURES.values() for _, s in options for step in s}))
+PROCEDURES = {}            # {name: its sequences}; all are equally likely
+PROCEDURES["omelette"] = procedure(
+    ("wash pan", "wash tomato"), PAN, OVEN, ("add salt", "cut bread", "fry egg", "cut cheese"))
+PROCEDURES["fried potatoes"] = procedure(
+    ("wash pan", "cut tomato"), JAR, PAN, ("add salt", "peel onion", "fry onion", "add cheese"))
+PROCEDURES["pizza"] = procedure(
+    ("stir dough", "cut tomato"), OVEN, JAR,
+    ("grate cheese", "add onion", "add cheese", "cut onion"))
+PROCEDURES["sandwich"] = procedure(
+    ("wash tomato", "bake bread"), PAN, OVEN,
+    ("spread butter", "cut cheese", "flip bread", "fry egg"))
+PROCEDURES["soup"] = procedure(
+    ("wash pan", "wash tomato"), JAR, POTATO, ("stir soup", "pour soup", "add onion", "cut bread"))
+PROCEDURES["pancakes"] = procedure(
+    ("stir dough", "bake bread"), OVEN, EGG,
+    ("spread butter", "grate cheese", "flip bread", "add salt"))
+SEQUENCES = sum(PROCEDURES.values(), [])           # of all procedures
+
+
+def steps_in(sequences):
+    """The names of the steps that occur in sequences, by name."""
+    names = set()
+    for _, steps in sequences:
+        names.update(steps)
+    return tuple(sorted(names))
+
+
+STEPS = steps_in(SEQUENCES)
 STEP_ID = {step: i for i, step in enumerate(STEPS)}
 # (S,): each step's id; both look-alikes of a pair have the id of the first.
-ALIKE = np.array([STEP_ID[{b: a for a, b in LOOK_ALIKES}.get(step, step)] for step in STEPS])
+ALIKE = np.arange(len(STEPS))
+for a, b in LOOK_ALIKES:
+    ALIKE[STEP_ID[b]] = STEP_ID[a]
 
 # Never in a caption of the teacher or in the phrase pool, though each of their words is in other
 # phrases ("fry egg": "fry onion", "crack egg"). Their clips do occur in the training videos.
@@ -102,14 +131,16 @@ def make_video(split, index):
     rng = np.random.default_rng((SPLIT_SEEDS[split] + index, 0))
     activity = int(rng.integers(len(PROCEDURES)))
     options = list(PROCEDURES.values())[activity]
+    chances = [p for p, _ in options]
     while True:
-        _, names = options[rng.choice(len(options), p=[p for p, _ in options])]
+        _, names = options[rng.choice(len(options), p=chances)]
         if split != "train" or not is_new(names):
             break
     time, steps = rng.uniform(*INTRO_SECONDS), []
     for name in names:
-        start, time = time, time + rng.uniform(*STEP_SECONDS)
-        steps.append(Step(round(start, 2), round(time, 2), STEP_ID[name]))
+        end = time + rng.uniform(*STEP_SECONDS)
+        steps.append(Step(round(time, 2), round(end, 2), STEP_ID[name]))
+        time = end
         if rng.random() < GAP_SHARE:
             time += rng.uniform(*GAP_SECONDS)
     duration = round(time + rng.uniform(*OUTRO_SECONDS), 2)
@@ -134,13 +165,15 @@ class Grammar:
     def __init__(self, known="sequence", training=False):
         self.known = {"sequence": tuple, "set": frozenset}[known]
         # {(what is known, from_start): (S,)}: how probable it is that each step comes next
-        self.following = defaultdict(lambda: np.zeros(len(STEPS)))
-        for p, names in sum(PROCEDURES.values(), []):              # procedures are equally likely
+        self.following = {}
+        for p, names in SEQUENCES:
             if training and is_new(names):
                 continue
             steps = tuple(STEP_ID[name] for name in names)
             for last in range(len(steps)):         # a history of this video may begin anywhere
                 for key in {(self.known(steps[i:last]), i == 0) for i in range(last + 1)}:
+                    if key not in self.following:
+                        self.following[key] = np.zeros(len(STEPS))
                     self.following[key][steps[last]] += p
 
     def next_step(self, observed, from_start):
@@ -151,8 +184,10 @@ class Grammar:
 
     def chance(self, observed, from_start, future):
         """P(these steps follow in this order), each if the video goes on; 0 if one is -1."""
-        p, observed = 1.0, list(observed)
+        p, before = 1.0, list(observed)
         for step in future:
-            p *= float(self.next_step(observed, from_start)[step]) if step >= 0 else 0.0
-            observed.append(step)
+            if step < 0:
+                return 0.0
+            p *= float(self.next_step(before, from_start)[step])
+            before.append(step)
         return p

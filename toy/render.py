@@ -6,6 +6,7 @@ during the second. All else is drawn independently of the steps.
 
 n frames; m instances (segments of a video: one step, or background); k sprites.
 """
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -19,75 +20,57 @@ MEAN, STD = .4, .25                                # of pixels / 255, as the enc
 
 
 # --- Sprites: a shape in two colors (0 = transparent, 1 = body, 2 = core), in two sizes ---
-SHAPES = {                                         # of y, x in -1..1
-    "disc": lambda y, x: y * y + x * x < 1,
-    "square": lambda y, x: np.maximum(abs(y), abs(x)) < .85,
-    "diamond": lambda y, x: abs(y) + abs(x) < 1.1,
-    "triangle": lambda y, x: abs(x) < (y + 1) / 2,
-    "bowl": lambda y, x: (y * y + x * x < 1.1) & (y > -.2),
-    "ring": lambda y, x: (y * y + x * x < 1) & (y * y + x * x > .3),
-    "frame": lambda y, x: (np.maximum(abs(y), abs(x)) > .5) & (abs(y) < .9),
-    "plus": lambda y, x: np.minimum(abs(y), abs(x)) < .3,
-    "saltire": lambda y, x: abs(abs(y) - abs(x)) < .3,
-    "bar": lambda y, x: abs(y) < .35, "post": lambda y, x: abs(x) < .35,
-    "hourglass": lambda y, x: abs(x) < abs(y), "stripes": lambda y, x: np.sin(8 * y) > 0,
-    "tee": lambda y, x: (y < -.3) | (abs(x) < .3), "ell": lambda y, x: (y > .3) | (x < -.3),
-}
-
-OBJECTS = {                                        # shape, body color, core color
-    "bread": ("square", (150, 90, 40), (240, 205, 150)),
-    "butter": ("square", (250, 230, 60), (255, 245, 150)),
-    "cheese": ("triangle", (250, 165, 20), (220, 120, 10)),
-    "dough": ("disc", (240, 200, 175), (225, 170, 140)),
-    "egg": ("disc", (250, 250, 245), (250, 170, 10)),
-    "jar": ("frame", (40, 220, 230), (40, 220, 230)),
-    "milk": ("bowl", (110, 130, 250), (255, 255, 255)),
-    "oil": ("bowl", (130, 140, 10), (190, 200, 40)),
-    "onion": ("diamond", (170, 40, 170), (230, 160, 230)),
-    "oven": ("square", (80, 80, 105), (250, 120, 40)),
-    "pan": ("disc", (30, 30, 40), (90, 90, 100)),
-    "potato": ("disc", (130, 110, 90), (200, 160, 60)),
-    "salt": ("hourglass", (255, 255, 255), (190, 190, 200)),
-    "soup": ("bowl", (20, 130, 40), (110, 220, 90)),
-    "tomato": ("disc", (225, 20, 20), (250, 90, 80)),
-}
-FACE = ("disc", (225, 180, 150), (120, 60, 50))
-OPEN, HEAT = ("plus", (240, 70, 190), -45, 180), ("ring", (250, 130, 180), 120, -60)
-START = ("triangle", (190, 250, 200), 10, 40)
-TOOLS = {                                          # shape, color, arc's start and sweep, degrees
-    "add": ("tee", (60, 190, 90), 80, 20), "bake": ("stripes", (220, 60, 60), -90, 30),
-    "close": OPEN, "cool": HEAT, "crack": ("hourglass", (90, 220, 220), 60, 30),
-    "cut": ("bar", (210, 210, 225), -10, 40), "flip": ("ell", (170, 110, 250), 135, 180),
-    "fold": ("saltire", (250, 250, 90), -30, -30), "fry": ("stripes", (250, 150, 40), -120, 30),
-    "grate": ("post", (180, 190, 200), 30, 20), "heat": HEAT,
-    "melt": ("plus", (250, 110, 40), -70, 30), "open": OPEN,
-    "peel": ("ell", (110, 220, 60), 150, 30), "pour": ("post", (70, 120, 250), 120, -30),
-    "spread": ("bar", (150, 100, 220), 180, 30), "start": START,
-    "stir": ("post", (160, 100, 50), 45, 90), "stop": START,
-    "wash": ("saltire", (40, 160, 240), -150, 30),
-}
+def shapes_at(y, x):
+    """Which points each shape covers: {name: array of bool}. y, x: arrays of -1 to 1."""
+    tall, wide, squared = abs(y), abs(x), y * y + x * x
+    covered = {}
+    covered["disc"] = squared < 1
+    covered["square"] = np.maximum(tall, wide) < .85
+    covered["diamond"] = tall + wide < 1.1
+    covered["triangle"] = wide < (y + 1) / 2
+    covered["bowl"] = (squared < 1.1) & (y > -.2)
+    covered["ring"] = (squared < 1) & (squared > .3)
+    covered["frame"] = (np.maximum(tall, wide) > .5) & (tall < .9)
+    covered["plus"] = np.minimum(tall, wide) < .3
+    covered["saltire"] = abs(tall - wide) < .3
+    covered["bar"] = tall < .35
+    covered["post"] = wide < .35
+    covered["hourglass"] = wide < tall
+    covered["stripes"] = np.sin(8 * y) > 0
+    covered["tee"] = (y < -.3) | (wide < .3)
+    covered["ell"] = (y > .3) | (x < -.3)
+    return covered
 
 
 def draw_sprites():
-    """(shapes, 2 sizes, SPRITE, SPRITE) uint8: every shape at 10 and 12 pixels."""
-    sprites = np.zeros((len(SHAPES), 2, SPRITE, SPRITE), np.uint8)
-    for i, inside in enumerate(SHAPES.values()):
-        for j, pixels in enumerate((10, 12)):
-            y, x = (np.mgrid[:SPRITE, :SPRITE] - (SPRITE - 1) / 2) / (pixels / 2)
-            far = np.maximum(abs(y), abs(x))
-            sprites[i, j] = (inside(y, x) & (far < 1)) * (1 + (far < .45))
-    return sprites
+    """Every shape at 10 and 12 pixels: {name: (2 sizes, SPRITE, SPRITE) uint8}."""
+    at = np.mgrid[:SPRITE, :SPRITE] - (SPRITE - 1) / 2
+    sprites = {}
+    for pixels in (10, 12):
+        y, x = at / (pixels / 2)
+        far = np.maximum(abs(y), abs(x))
+        level = np.where(far < .45, 2, 1) * (far < 1)
+        for name, covered in shapes_at(y, x).items():
+            sprites.setdefault(name, []).append((covered * level).astype(np.uint8))
+    return {name: np.stack(sizes) for name, sizes in sprites.items()}
 
 
-SPRITES = draw_sprites()
-OBJECT_SHAPE = np.array([list(SHAPES).index(row[0]) for row in (*OBJECTS.values(), FACE)])
-OBJECT_COLORS = np.array([row[1:] for row in (*OBJECTS.values(), FACE)], np.float32)   # (16, 2, 3)
-TOOL_SHAPE = np.array([list(SHAPES).index(row[0]) for row in TOOLS.values()])
-TOOL_COLORS = np.array([(row[1], row[1]) for row in TOOLS.values()], np.float32)       # (20, 2, 3)
-TOOL_ARC = np.radians([row[2:] for row in TOOLS.values()])                             # (20, 2)
+BY_NAME = draw_sprites()
+SHAPES, SPRITES = list(BY_NAME), np.stack(list(BY_NAME.values()))      # (15, 2, SPRITE, SPRITE)
+TABLE = tomllib.loads(Path(__file__).with_name("sprites.toml").read_text("utf-8"))
+OBJECTS, TOOLS = list(TABLE["objects"]), list(TABLE["tools"])          # names; ids are their places
+THINGS = list(TABLE["objects"].values()) + [TABLE["face"]]
+OBJECT_SHAPE = np.array([SHAPES.index(thing["shape"]) for thing in THINGS])            # (16,)
+OBJECT_COLORS = np.array([[thing["body"], thing["core"]] for thing in THINGS], np.float32)
+HELD = list(TABLE["tools"].values())
+TOOL_SHAPE = np.array([SHAPES.index(tool["shape"]) for tool in HELD])                  # (20,)
+TOOL_COLORS = np.array([[tool["color"], tool["color"]] for tool in HELD], np.float32)
+TOOL_ARC = np.radians([[tool["start"], tool["sweep"]] for tool in HELD])               # (20, 2)
 RADIUS = 8                                         # pixels, of a tool's arc
 LAMP, LAMP_SIZE = 50, 6                            # gray levels added or subtracted; side in pixels
-LAMPS = {step: lamp for pair in grammar.LOOK_ALIKES for step, lamp in zip(pair, (1, -1))}
+LAMPS = {}                                         # of look-alikes: 1 lit, -1 dark
+for lit, dark in grammar.LOOK_ALIKES:
+    LAMPS[lit], LAMPS[dark] = 1, -1
 
 # Shapes per scene, share of frames with one more in front, pixels, deviation of colors and pixels.
 CLUTTER, OCCLUDED, SHIFT, COLOR_STD, NOISE_STD = 3, .5, 2.0, 10.0, 20.0
@@ -107,15 +90,20 @@ def last_taken(times, n):
 def appearance(phrase):
     """How "verb object" is drawn: two ids, (object, tool, lamp); lamp 1 lit, -1 dark, 0 none."""
     verb, thing = phrase.split()
-    return list(OBJECTS).index(thing), list(TOOLS).index(verb), LAMPS.get(phrase, 0)
+    return OBJECTS.index(thing), TOOLS.index(verb), LAMPS.get(phrase, 0)
+
+
+def whole_pixels(corner):
+    """Coordinates of sprites' corners, pixels, as int, such that no sprite leaves the margin."""
+    return np.clip(np.rint(corner).astype(int) + MARGIN, 0, SIZE + 2 * MARGIN - SPRITE)
 
 
 def paste(images, which, shape, size, colors, y, x):
     """Draw k sprites in place on images[which]; colors (k, 2, 3), corner y, x (k,) in pixels."""
     level = SPRITES[shape, size]                                      # (k, SPRITE, SPRITE)
-    y, x = (np.clip(np.rint(a).astype(int) + MARGIN, 0, SIZE + 2 * MARGIN - SPRITE) for a in (y, x))
+    top, left = whole_pixels(y), whole_pixels(x)
     i, row, column = np.nonzero(level)
-    images[which[i], y[i] + row, x[i] + column] = colors[i, level[i, row, column] - 1]
+    images[which[i], top[i] + row, left[i] + column] = colors[i, level[i, row, column] - 1]
 
 
 def paste_clutter(images, which, rng):
@@ -123,7 +111,8 @@ def paste_clutter(images, which, rng):
     k = len(which)
     colors = rng.uniform(40, 200, (k, 2, 3))
     y, x = rng.uniform(-SPRITE / 2, SIZE - SPRITE / 2, (2, k))
-    paste(images, which, rng.integers(len(SHAPES), size=k), rng.integers(2, size=k), colors, y, x)
+    shape, size = rng.integers(len(SHAPES), size=k), rng.integers(2, size=k)
+    paste(images, which, shape, size, colors, y, x)
 
 
 def draw_frames(objects, tools, lamps, instance, progress, rng):
@@ -142,17 +131,17 @@ def draw_frames(objects, tools, lamps, instance, progress, rng):
     corner = SIZE / 2 + rng.uniform(-SHIFT, SHIFT, (m, 2)) - SPRITE / 2    # top left, of a sprite
     size, tint = rng.integers(2, size=(m, 2)), rng.normal(0, COLOR_STD, (m, 2, 1, 3))
     gain = rng.uniform(.8, 1.1, m).astype(np.float32)
-    visible = np.flatnonzero(objects >= 0)
-    thing = objects[visible]
-    paste(scenes, visible, OBJECT_SHAPE[thing], size[visible, 0],
-          OBJECT_COLORS[thing] + tint[visible, 0], *corner[visible].T)
+    shown = np.flatnonzero(objects >= 0)                              # instances with an object
+    thing = objects[shown]
+    paste(scenes, shown, OBJECT_SHAPE[thing], size[shown, 0],
+          OBJECT_COLORS[thing] + tint[shown, 0], corner[shown, 0], corner[shown, 1])
 
     frames = scenes[instance]                                         # (n, side, side, 3)
-    visible = np.flatnonzero(tools[instance] >= 0)
-    at, tool = instance[visible], tools[instance[visible]]
-    angle = TOOL_ARC[tool, 0] + TOOL_ARC[tool, 1] * progress[visible]
-    y, x = corner[at].T + rng.normal(0, 1, (2, n))[:, visible]
-    paste(frames, visible, TOOL_SHAPE[tool], size[at, 1], TOOL_COLORS[tool] + tint[at, 1],
+    used = np.flatnonzero(tools[instance] >= 0)                       # frames with a tool
+    at, tool = instance[used], tools[instance[used]]
+    angle = TOOL_ARC[tool, 0] + TOOL_ARC[tool, 1] * progress[used]
+    y, x = corner[at].T + rng.normal(0, 1, (2, n))[:, used]
+    paste(frames, used, TOOL_SHAPE[tool], size[at, 1], TOOL_COLORS[tool] + tint[at, 1],
           y - RADIUS * np.sin(angle), x + RADIUS * np.cos(angle))
     paste_clutter(frames, np.flatnonzero(rng.random(n) < OCCLUDED), rng)
     lamp = slice(MARGIN, MARGIN + LAMP_SIZE)                          # of rows, and of columns
@@ -192,9 +181,8 @@ PARAPHRASE = {                                     # of the held-out steps, neve
     "cut cheese": "slice up the cheese", "cut potato": "chop the potato up",
     "fry egg": "cook the egg in the hot pan"}
 # What is said of a step, at the beginning, of nothing shown, and at the end; {} is a phrase.
-STEP_SENTENCES, GREETINGS, CHATTER, GOODBYES = (
-    part.split("\n") for part in Path(__file__).with_name("sentences.txt").read_text(
-        "utf-8").strip().split("\n\n"))
+PARTS = Path(__file__).with_name("sentences.txt").read_text("utf-8").strip().split("\n\n")
+STEP_SENTENCES, GREETINGS, CHATTER, GOODBYES = [part.split("\n") for part in PARTS]
 
 
 def say(template, phrase, rng):
@@ -209,20 +197,24 @@ def narrate(video):
     and a goodbye have two sentences each of 14 to 21 words, one before and one after the middle. A
     share CHATTERED of them, and greetings and goodbyes, name no phrase or a random one."""
     rng, length = np.random.default_rng((grammar.seed_of(video), 2)), SENTENCE_SECONDS
-    first, last, sentences = video.steps[0], video.steps[-1], []
-    parts = [(first.start / 2, GREETINGS, None),
-             *(((step.start + step.end) / 2, STEP_SENTENCES, grammar.STEPS[step.label])
-               for step in video.steps),
-             ((last.end + video.duration) / 2, GOODBYES, None)]
+    parts = [(video.steps[0].start / 2, GREETINGS, None)]  # middle, s; sentences; phrase
+    for step in video.steps:
+        parts.append(((step.start + step.end) / 2, STEP_SENTENCES, grammar.STEPS[step.label]))
+    parts.append(((video.steps[-1].end + video.duration) / 2, GOODBYES, None))
+
+    sentences = []
     for middle, templates, phrase in parts:
-        middle += rng.uniform(-.5, .5)
-        for time in (middle - length, middle):
+        moved = middle + rng.uniform(-.5, .5)
+        for time in (moved - length, moved):
             forms, named = templates, phrase
             if phrase and rng.random() < CHATTERED:
                 forms, named = CHATTER, None
-            named = named or grammar.PHRASES[rng.integers(len(grammar.PHRASES))]
+            if named is None:
+                named = grammar.PHRASES[rng.integers(len(grammar.PHRASES))]
             text = say(rng.choice(forms), named, rng)
-            shift = rng.uniform(-MAX_SHIFT, MAX_SHIFT) if rng.random() < MISALIGNED else 0.0
+            shift = 0.0
+            if rng.random() < MISALIGNED:
+                shift = rng.uniform(-MAX_SHIFT, MAX_SHIFT)
             start = min(max(time + shift, 0.0), video.duration - length)
             if rng.random() >= DROPPED:
                 sentences.append((round(start, 2), round(start + length, 2), text))
