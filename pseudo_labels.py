@@ -22,11 +22,12 @@ from tqdm import tqdm
 from losses import match
 
 # 4 x 7 action templates (the paper's footnote: those of CLIP for Kinetics-700).
-PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example",    # CLIP's words
-                                                "a demonstration")
-                for how in ("{}.", "a person {}.", "a person using {}.", "a person doing {}.",
-                            "a person during {}.", "a person performing {}.",
-                            "a person practicing {}."))
+WHATS = "a photo", "a video", "a example", "a demonstration"                   # CLIP's words
+HOWS = ("{}.", "a person {}.", "a person using {}.", "a person doing {}.", "a person during {}.",
+        "a person performing {}.", "a person practicing {}.")
+PROMPTS = []
+for what in WHATS:
+    PROMPTS += [f"{what} of {how}" for how in HOWS]
 
 
 def resize_and_crop(pixels, size):
