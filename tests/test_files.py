@@ -1,5 +1,6 @@
 """`python -m files`: counts, names, phrases of parses by hand; from files to a score."""
 import os
+import pickle
 import signal
 import sys
 import time
@@ -13,9 +14,12 @@ from test_lists import EPIC, coin, entry
 from test_video import write
 
 import train
+from data import Pictures
 from files.folder import VideoFolder
+from sources import list_narrated
 from support.read import load_phrases
 from support.workers import epoch_order
+from toy.source import load_teacher
 from toy.truth import Truth
 
 # Of each text: its tokens (text, part of speech, relation, its head's place, lemma if another), and
@@ -196,15 +200,17 @@ def world(here, monkeypatch):
     call("toy", "export", "--out", "world", "--train", "10", "--test", "2")
 
 
-def test_scores_of_files_are_those_of_memory(world, start_method):
+def test_scores_of_files_are_those_of_memory(world):
     """Catches: what a file tells otherwise; another teacher; --ids ignored; a source that cannot be
     sent to a worker."""
-    start_method("spawn")
-    call("train.py", "--data", "howto100m", *FILES, "--workers", "1", "--out", "spawn")
-    settings = read_json("spawn/config.json")["settings"]
+    source = list_narrated(train.parse(["--data", "howto100m", *FILES]))
+    source.open(Pictures(32, 4), load_teacher("cpu"))
+    pickle.dumps(source)                               # as for a spawned worker
+    call("train.py", "--data", "howto100m", *FILES, "--workers", "1", "--out", "run")
+    settings = read_json("run/config.json")["settings"]
     assert settings["list of videos"].startswith("10 (")                   # of 12: --ids
     for task in "forecast", "classify":
-        assert same_scores("spawn", task, 2, "--data", "coin", *LABELED)
+        assert same_scores("run", task, 2, "--data", "coin", *LABELED)
 
 
 def test_a_run_goes_on_without_a_video_that_kills_its_worker(world, forked, monkeypatch, capsys):

@@ -1,4 +1,5 @@
 """sources.py: which videos of a list are used, and by which names; flags of data sets."""
+import importlib
 import subprocess
 import sys
 from argparse import Namespace
@@ -158,21 +159,24 @@ def test_the_teacher_and_the_steps_of_a_model():
 
 
 # --- Who loads whom, and whose a flag is ---
-def test_a_data_set_is_imported_when_it_is_asked_for():
+def test_a_data_set_is_imported_when_it_is_asked_for(monkeypatch):
     """Catches: a reader of the method who has to read readers of files first."""
-    lines = """import sys, train
-print(*sys.modules)
-train.parse(["--data", "toy"])
-print(*sys.modules)"""
+    lines = "import sys, train; print(*sys.modules)"
     printed = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True,
-                             text=True, check=True).stdout.splitlines()
-    rooms, modules = {"files", "toy", "experiments"}, printed[0].split()
+                             text=True, check=True).stdout
+    rooms, modules = {"files", "toy", "experiments"}, printed.split()
     assert not rooms & {name.split(".")[0] for name in modules}
     assert len([name for name in modules
                 if (ROOT / f"{name.replace('.', '/')}.py").exists() or name in (
                     "support", "weights")]) <= 28
-    modules = printed[1].split()
-    assert "files" not in modules and "toy.source" in modules
+    asked, import_module = [], importlib.import_module
+
+    def note(name):
+        asked.append(name)
+        return import_module(name)
+    monkeypatch.setattr(importlib, "import_module", note)
+    train.parse(["--data", "toy"])
+    assert "toy.source" in asked and not any(name.startswith("files") for name in asked)
 
 
 def test_help_has_the_flags_of_all_data_sets(capsys):
