@@ -52,7 +52,7 @@ from support.arguments import (
     peek,
     pick_device,
     positive,
-    share,
+    share_number,
 )
 from support.encode import LabeledExamples, encode_examples
 from support.errors import require
@@ -62,7 +62,7 @@ from weights.checkpoint import build, init_from
 from weights.encoders import sizes_of
 
 DROPOUT = 0.1             # of h's tokens
-TEACHER = Path("teacher")                          # of --init: its features in place of f's
+INIT_TEACHER = Path("teacher")                          # of --init: its features in place of f's
 
 
 class Settings(NamedTuple):
@@ -133,7 +133,7 @@ def with_classifier(init, name, classes, names, texts):
 
 def open_init(args, task, device):
     """The model that --init names, to be tuned for a task. InputError if it cannot be."""
-    if args.init == TEACHER:
+    if args.init == INIT_TEACHER:
         frozen = task.trained == "classifier" and not task.needs_h
         require(frozen and args.data != "features", "--init teacher: only with --task classify, "
                 "and not for features")
@@ -146,11 +146,11 @@ def open_init(args, task, device):
     return init
 
 
-def set_up(args, run, device):
+def set_up_tuning(args, run, device):
     """The task, its videos, their examples, and the model that is to be tuned."""
     # 1. The checkpoint, the videos and their labeled examples.
     name = task_name(args)
-    task, looks = TASKS[name](), args.init == TEACHER
+    task, looks = TASKS[name](), args.init == INIT_TEACHER
     init = open_init(args, task, device)
     source, names, teacher, texts = open_labeled(args, task, init, device, "train", looks)
     start = [hashlib.sha256(value.numpy().tobytes()).hexdigest()
@@ -189,7 +189,7 @@ def finetune(args):
     device = pick_device(args.device)
     require(not is_torchelastic_launched(), "fine-tuning runs in one process, without torchrun")
     run = Run(args)
-    task, source, examples, x, n, model = set_up(args, run, device)
+    task, source, examples, x, n, model = set_up_tuning(args, run, device)
     settings = settings_of(task_name(args))
     batch = min(args.batch, len(examples))
     per_epoch = len(examples) // batch
@@ -254,9 +254,9 @@ def parse(argv):
     add = parser.add_argument_group("labels").add_argument
     add("--task", default="classify", help="classify trains only the classifier; forecast and "
         "activity also train h; --data epic also f")
-    add("--labels", type=share, default=1.0, help="share of the labeled videos that is used")
-    add("--hold-out", type=share, help="leave out this share of the training videos, for --split "
-        "validation of a list without one; 0.1 is a tenth")
+    add("--labels", type=share_number, default=1.0, help="share of the labeled videos that is used")
+    add("--hold-out", type=share_number, help="leave out this share of the training videos, for "
+        "--split validation of a list without one; 0.1 is a tenth")
 
     add = parser.add_argument_group("model").add_argument
     add("--init", type=Path, help="start from a run folder or a file, also a published one "

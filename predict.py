@@ -46,7 +46,7 @@ from support.errors import require, run
 from support.read import load_names, video_name
 from support.write import write_json
 
-TOP = 5                   # steps of a window in the JSON; next steps and futures that are printed
+PRINTED = 5               # steps of a window in the JSON; next steps and futures that are printed
 
 
 # --- What is observed ---
@@ -117,10 +117,10 @@ def count_futures(picks, names):
 
 
 def describe_clips(windows, p, names):
-    """[{"start", "end", "steps": the TOP likeliest}, ...] of windows (N, 2) s, by p (N, S)."""
+    """[{"start", "end", "steps": the PRINTED likeliest}, ...] of windows (N, 2) s, by p (N, S)."""
     clips = []
     for (start, end), row in zip(windows.tolist(), p):
-        clips.append({"start": start, "end": end, "steps": rank_steps(names, p=row)[:TOP]})
+        clips.append({"start": start, "end": end, "steps": rank_steps(names, p=row)[:PRINTED]})
     return clips
 
 
@@ -187,12 +187,13 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
                "futures": futures, "warning": "; ".join(filter(None, warnings)) or None,
                "truth": truth}
     if figure:
-        figures.save(figure, figures.plot_forecast, content, clips[:, clips.shape[1] // 2].numpy())
+        pictures = clips[:, clips.shape[1] // 2].numpy()                   # the middle of each
+        figures.save_figure(figure, figures.plot_forecast, content, pictures)
     return content
 
 
 def print_forecast(content):
-    """Print the windows, the TOP next steps and futures, and the truth if it is known."""
+    """Print the windows, the PRINTED next steps and futures, and the truth if it is known."""
     truth = content["truth"]
     print(f"{content['video']}: the likeliest steps of each window")
     for i, clip in enumerate(content["clips"]):
@@ -200,10 +201,10 @@ def print_forecast(content):
         true = f"  (true: {truth['clips'][i] or 'no step'})" if truth else ""
         print(f"  {clip['start']:6.1f} - {clip['end']:6.1f} s  {shown}{true}")
     print("next steps: share of the samples in which each is the likeliest, and mean p")
-    for row in content["next"][:TOP]:
+    for row in content["next"][:PRINTED]:
         print(f"  {row['share']:5.0%} {row['p']:4.0%}  {row['step']}")
     print("futures: share of the samples")
-    for future in content["futures"][:TOP]:
+    for future in content["futures"][:PRINTED]:
         print(f"  {future['share']:4.0%}  {' > '.join(future['steps'])}")
     if truth:
         print("exact distribution of the next step:",

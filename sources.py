@@ -19,7 +19,7 @@ SOURCES = {                # --data: module:class, imported when it is asked for
     "epic": "files.epic:Epic",
 }
 TEACHERS = {"toy": "toy.source:load_teacher"}          # --clip: function; others: weights.teacher
-HELD_OUT = 0.1             # share of the training videos that stand in for a validation split
+VALIDATION_SHARE = 0.1     # share of the training videos that stand in for a validation split
 
 
 def found_at(place):
@@ -37,7 +37,7 @@ def data_set(name):
 def open_teacher(clip, clip_weights=None, device="cpu"):
     """The frozen pseudo_labels.Teacher of a name: one of TEACHERS, or as in weights/teacher.py."""
     if clip not in TEACHERS:
-        return found_at("weights.teacher:open_teacher")(clip, clip_weights, device)
+        return found_at("weights.teacher:open_pretrained")(clip, clip_weights, device)
     require(clip_weights is None, f"--clip-weights {clip_weights}: --clip {clip} has its own")
     return found_at(TEACHERS[clip])(device)
 
@@ -124,8 +124,8 @@ def of_split(videos, split, config=None):
         tuned = config is not None and config.task
         require(not tuned or config.hold_out, "--split validation: the list has no such videos, "
                 "and the checkpoint was tuned on all training videos; fine-tune it with --hold-out "
-                f"{HELD_OUT}, or give --split test")
-        share = config.hold_out if tuned else HELD_OUT
+                f"{VALIDATION_SHARE}, or give --split test")
+        share = config.hold_out if tuned else VALIDATION_SHARE
         return [video for video in videos if video.split == "train" and is_held_out(video, share)]
     return [video for video in videos if video.split in (None, split)]
 

@@ -129,7 +129,7 @@ def make_optimizer(model, stage):
     return torch.optim.AdamW(model.parameters(), betas=BETAS, fused=True, **options)
 
 
-def set_up(args, run, device):
+def set_up_pretraining(args, run, device):
     """The videos, their frozen teacher, and the model: f and h together."""
     # 1. The phrase pool, the videos and their narrations, the teacher.
     kind, sizes = data_set(args.data), encoders.sizes_of(args.encoder, args.size, args.set)
@@ -184,14 +184,14 @@ def pretrain(args):
     # 1. What is continued; narrated videos with their teacher; f and h; the optimizer.
     device = parallel.start(pick_device(args.device))
     run = Run(args)
-    source, teacher, model = set_up(args, run, device)
+    source, teacher, model = set_up_pretraining(args, run, device)
     videos = NarratedVideos(source, args.seed, args.stride, args.targets != "vision")
     count, batch = len(videos), min(args.batch, len(videos))
     per_epoch = count // batch
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
     require(updates > 0, f"--epochs {args.epochs}: no update; there are {per_epoch} in an epoch")
-    share = parallel.share(batch)
+    share = parallel.own_places(batch)
     micro = min(max(clips_at_once(model.encoder, args.micro_batch, device) // CLIPS, 1),
                 len(share))                                # videos
     if args.compile:

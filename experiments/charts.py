@@ -15,7 +15,7 @@ from model import sample_in_turn
 from pseudo_labels import soft_targets
 from support.arguments import INCLUDED, Parser
 from support.errors import run
-from support.figures import BLUE, plot_bars, save
+from support.figures import BLUE, plot_bars, save_figure
 from support.read import read_lines, read_text
 from toy import grammar
 from toy.source import Toy, load_teacher
@@ -207,7 +207,7 @@ def main(args):
     for name, plot in draws.items():
         asked = getattr(args, name)
         if asked:
-            save(args.out or Path(f"{name}.png"), plot, asked)
+            save_figure(args.out or Path(f"{name}.png"), plot, asked)
 
 
 def parse(argv=None):

@@ -47,7 +47,7 @@ def number_at(content, key):
     return content if isinstance(content, (int, float)) else None
 
 
-def collect(out, results):
+def collect_numbers(out, results):
     """Add the numbers of the runs in the folder `out` to results: of each cell and, where a row
     compares two, what compare.py finds."""
     ours, files = cells(TABLES), {}
@@ -69,7 +69,7 @@ def publish(out):
     """Add the numbers of the runs in the folder `out` to results.json, and write the tables."""
     path = ROOT / "experiments/results.json"
     results = json.loads(read_text(path))
-    collect(out, results)
+    collect_numbers(out, results)
     write_json(path, dict(sorted(results.items())))
     mark = rf"(?s)(<!-- table: ({'|'.join(TABLES)}) -->\n).*?(?=<!-- end -->)"
 
@@ -83,7 +83,7 @@ def publish(out):
 
 
 def scores(name, checkpoint):
-    """The command line that makes an evaluation of a checkpoint, without what `make` adds."""
+    """The command line that makes an evaluation of a checkpoint, without what `make_run` adds."""
     flags = EVALUATIONS[name].split()
     if name == "probes":
         return ["-m", "experiments.probes", checkpoint] + flags
@@ -91,7 +91,7 @@ def scores(name, checkpoint):
 
 
 def missing(recipe, seed, args):
-    """The command lines that make what is missing of a run: [["train.py", ...], ...]."""
+    """The command lines that make_run what is missing of a run: [["train.py", ...], ...]."""
     folder, lines = args.out.resolve() / f"{recipe}-{seed}", []
     train = ["train.py", "--resume", "--device", args.device, "--seed", seed, "--out"]
     made = [name for name in EVALUATIONS if (folder / f"{name}.json").exists()]
@@ -111,7 +111,7 @@ def missing(recipe, seed, args):
     return lines
 
 
-def make(recipe, seed, args):
+def make_run(recipe, seed, args):
     """Make what is missing of a run. InputError if a command fails; its output is in log.txt."""
     folder = args.out.resolve() / f"{recipe}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def main(args):
     recipes = dict.fromkeys(cell[0] for cell in cells(args.tables).values())
     runs = list(itertools.product(args.seeds.split(","), recipes))
     for seed, recipe in tqdm(runs, desc="runs"):
-        make(recipe, seed, args)
+        make_run(recipe, seed, args)
         publish(args.out)
 
 

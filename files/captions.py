@@ -26,7 +26,7 @@ CUE = re.compile(r"^(.*?)\s*-->\s*(\S*).*\n?((?:.+\n?)*)", re.M)
 NOT_SPEECH = re.compile(r"</?[a-z\d][^<>]*>|\{\\[^{}]*\}|\[[^\[\]]*\]", re.I)
 ROLL = 2.0         # s for which a line that has ended can still be on the screen above the next
 MAX_UNREADABLE = 0.05          # share of the narrations
-SHOWN = 30         # earlier cues that may still be on the screen; some cues add only a word
+SHOWN_CUES = 30         # earlier cues that may still be on the screen; some cues add only a word
 
 
 class Captions(dict):
@@ -141,7 +141,7 @@ def unroll(sentences):
     for start, end, text in sentences:
         repeated = ""
         if unrolled and start <= unrolled[-1][1] + ROLL:
-            repeated = repeated_of(text, [line for _, _, line in unrolled[-SHOWN:]])
+            repeated = repeated_of(text, [line for _, _, line in unrolled[-SHOWN_CUES:]])
         if repeated != text:
             unrolled.append((start, end, text[len(repeated):].strip()))
         else:

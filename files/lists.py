@@ -16,7 +16,7 @@ SUBSETS = {"training": "train", "testing": "test", "validation": "validation"}
 COIN = ('needed is {"database": {id: {"subset": "training" or "testing", "recipe_type": 0, '
         '"annotation": [{"id": "1", "segment": [start s, end s], "label": text}]}}}')
 EPIC = "video_id", "start_timestamp", "stop_timestamp", "verb_class", "noun_class"
-MOST = 100_000                # a number of a class is below
+MOST_CLASSES = 100_000                # a number of a class is below
 
 
 def read_table(path, columns):
@@ -42,9 +42,10 @@ def clock(text):
 
 
 # --- What a list may hold ---
-def class_of(number, where):
-    """A number of a class. InputError unless it is 0 to MOST - 1."""
-    require(0 <= number < MOST, f"{where}: class {number}; classes count from 0, below {MOST}")
+def class_number(number, where):
+    """A number of a class. InputError unless it is 0 to MOST_CLASSES - 1."""
+    require(0 <= number < MOST_CLASSES, f"{where}: class {number}; classes count from 0, below "
+            f"{MOST_CLASSES}")
     return number
 
 
@@ -82,7 +83,7 @@ def load_coin(path):
         with fields_of(where, COIN):
             steps = [coin_step(step, names, where) for step in entry["annotation"]]
             split = SUBSETS[entry["subset"]]
-            activity = class_of(int(entry["recipe_type"]), f"{where}: recipe_type")
+            activity = class_number(int(entry["recipe_type"]), f"{where}: recipe_type")
             add_name(activities, activity, entry.get("class") or "",
                      f"{where}: the class of recipe_type {activity}")
             duration = float(entry["duration"]) if entry.get("duration") else None
@@ -98,7 +99,7 @@ def load_coin(path):
 
 def coin_step(step, names, where):
     """The Step of an annotation; its name goes to `names`. COIN counts classes from 1."""
-    label = class_of(int(step["id"]) - 1, f"{where}: id {step['id']}, which counts from 1")
+    label = class_number(int(step["id"]) - 1, f"{where}: id {step['id']}, which counts from 1")
     add_name(names, label, step["label"].strip(), f"{where}: id {label + 1}")
     start, end = map(float, step["segment"])
     require_times(start, end, where)
@@ -117,7 +118,7 @@ def load_released_csv(path, task):
     for where, line in read_lines(path):
         with fields_of(where, f"to {task}, `{columns[task]}` is needed, separated by spaces"):
             row = dict(zip(columns[task].split(), line.split(), strict=True))
-            label, duration = class_of(int(row["label"]), where), float(row["duration"])
+            label, duration = class_number(int(row["label"]), where), float(row["duration"])
             start, end = float(row.get("start", 0)), float(row.get("end", duration))
         require(0 < duration < inf, f"{where}: a duration of {duration} s")
         require_times(start, end, where)

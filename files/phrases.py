@@ -9,8 +9,8 @@ from support.errors import InputError, require
 from support.read import PHRASE
 from support.write import write_text
 
-TOP = 9871                    # phrases of the paper's pool
-MODEL = "en_core_web_sm"      # spaCy's, of English
+MOST_PHRASES = 9871                    # phrases of the paper's pool
+SPACY_MODEL = "en_core_web_sm"      # spaCy's, of English
 WHICH = "DET", "PRON"         # the, some, this, our: they only say which one
 
 
@@ -30,14 +30,14 @@ def verb_phrases(doc):
         words = [verb.lemma_]
         words += [child.text for child in verb.children if child.dep_ == "prt"]
         words.append(chunks.get(token.i, token.text))
-        prep, place = place_of(verb)
+        prep, place = prepositional_object(verb)
         if prep is not None:
             words += [prep.text, chunks.get(place.i, place.text)]
         phrases.append(" ".join(" ".join(words).replace(",", " ").lower().split()))
     return phrases
 
 
-def place_of(verb):
+def prepositional_object(verb):
     """The first preposition of a verb that has an object, and that object; None, None if none."""
     for prep in verb.children:
         if prep.dep_ == "prep":
@@ -47,7 +47,7 @@ def place_of(verb):
     return None, None
 
 
-def texts_of(captions, wrong):
+def narrated_texts(captions, wrong):
     """Yield the sentences of all narrations; {id: reason} of the unreadable is put into `wrong`."""
     for _, sentences in captions.readable(captions, wrong):
         for _, _, text in sentences:
@@ -58,17 +58,17 @@ def collect(args):
     """Write the file of phrases. args: see __main__.py. InputError if spaCy is not installed."""
     try:
         import spacy
-        nlp = spacy.load(MODEL, exclude=["ner"])
+        nlp = spacy.load(SPACY_MODEL, exclude=["ner"])
     except (ImportError, OSError) as error:
         raise InputError(f"{str(error).splitlines()[0]}; `pip install spacy` and `python -m spacy "
-                         f"download {MODEL}`, or the released list: docs/data.md") from None
+                         f"download {SPACY_MODEL}`, or the released list: docs/data.md") from None
     captions, counts, wrong = Captions(args.captions), Counter(), {}
-    for doc in nlp.pipe(texts_of(captions, wrong)):
+    for doc in nlp.pipe(narrated_texts(captions, wrong)):
         counts.update(filter(PHRASE.fullmatch, verb_phrases(doc)))     # none with a quote or _
     kept = sorted((-count, phrase) for phrase, count in counts.items() if count >= args.min_count)
     found = f"{len(captions)} narrations, {len(wrong)} unreadable: {len(counts)} phrases"
     require(len(wrong) <= MAX_UNREADABLE * len(captions), f"{found}; "
             f"{next(iter(wrong.values()), '')}")
     require(len(kept) > 1, f"{found}, {len(kept)} of them frequent; lower --min-count")
-    write_text(args.out, "".join(f"{phrase},{-count},\n" for count, phrase in kept[:TOP]))
-    print(f"{found}; {args.out} has the {min(TOP, len(kept))} most frequent")
+    write_text(args.out, "".join(f"{phrase},{-count},\n" for count, phrase in kept[:MOST_PHRASES]))
+    print(f"{found}; {args.out} has the {min(MOST_PHRASES, len(kept))} most frequent")

@@ -84,7 +84,7 @@ def seed_number(text):
     return int(text)
 
 
-def share(text):
+def share_number(text):
     """The type of a share: a number above 0, up to 1."""
     value = float(text)
     if not 0 < value <= 1:

@@ -9,7 +9,7 @@ TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth
 STYLE = {"font.size": 8, "axes.titlelocation": "left", "axes.spines.top": False,
          "axes.spines.right": False, "legend.frameon": False, "savefig.dpi": 125,
          "text.parse_math": False}             # $ is no formula
-SHOWN = 5                                      # next steps, and futures, that a figure shows
+SHOWN_ROWS = 5                                      # next steps, and futures, that a figure shows
 
 
 def open_matplotlib(path):
@@ -22,7 +22,7 @@ def open_matplotlib(path):
     return matplotlib
 
 
-def save(path, draw, *args):
+def save_figure(path, draw, *args):
     """Write the figure that draw(figure, ...) makes, in the format of the suffix. args: the other
     arguments of `draw`."""
     matplotlib = open_matplotlib(path)
@@ -60,7 +60,7 @@ def plot_forecast(figure, content, pictures):
 
 def plot_bars(axes, title, p, true):
     """Bars of the first of {text: p}, each above its true bar, from {text: p} or {}."""
-    texts = list(p)[:SHOWN]
+    texts = list(p)[:SHOWN_ROWS]
     likeliest = sorted(true, key=true.get, reverse=True)[:2]
     texts += [text for text in likeliest if text not in texts]
 

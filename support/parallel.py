@@ -37,7 +37,7 @@ def rank_and_world():
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def share(batch):
+def own_places(batch):
     """The places of this process in a batch: a range. InputError if they do not divide it."""
     rank, world = rank_and_world()
     require(batch % world == 0, f"--batch: {batch} videos, which {world} processes do not divide")

@@ -124,7 +124,7 @@ def test_the_figure_shows_what_is_forecast(drawn, tmp_path):
                   "next": [{"step": "f", "p": .9}, {"step": "a", "p": .1}],
                   "futures": [{"steps": ["a", "c"], "share": .25}]}}
     pictures = np.random.default_rng(0).integers(0, 256, (3, 3, 6, 8), dtype=np.uint8)
-    figures.save(tmp_path / "a.png", figures.plot_forecast, content, pictures)
+    figures.save_figure(tmp_path / "a.png", figures.plot_forecast, content, pictures)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     *strip, bars, tree = drawn[0].axes
     assert all(np.array_equal(axes.images[0].get_array(), picture.transpose(1, 2, 0))
@@ -151,4 +151,4 @@ def test_matplotlib_that_is_absent_is_one_line(tmp_path, monkeypatch):
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match="pip install matplotlib$"):
-        figures.save(tmp_path / "a.png", None)
+        figures.save_figure(tmp_path / "a.png", None)

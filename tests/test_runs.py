@@ -172,13 +172,13 @@ def test_a_checkpoint_that_is_of_no_run_is_not_resumed(trained, here, capsys):
 
 def test_the_faster_of_two_runs_has_the_folder(here, capsys, monkeypatch):
     """Catches: two runs that write one folder; files of the faster one removed by the other."""
-    set_up = train.set_up
+    set_up = train.set_up_pretraining
 
     def meanwhile(*args):
-        monkeypatch.setattr(train, "set_up", set_up)
+        monkeypatch.setattr(train, "set_up_pretraining", set_up)
         call("train.py", *ONE, "--out", "run")
         return set_up(*args)
-    monkeypatch.setattr(train, "set_up", meanwhile)
+    monkeypatch.setattr(train, "set_up_pretraining", meanwhile)
     line = fails(capsys, "train.py", *ONE, "--out", "run")
     assert "--out run: holds config.json" in line and "--resume" in line
     assert len(rows_of("run")) == 1 and names_in("run") == OWN
@@ -225,7 +225,8 @@ def test_a_start_that_fails_leaves_nothing(here, capsys, monkeypatch):
 
 def test_sigterm_before_the_run_begins_leaves_nothing(here, forked, monkeypatch):
     """Catches: a folder that refuses the next start, since the signal came too early."""
-    monkeypatch.setattr(train, "set_up", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(train, "set_up_pretraining",
+                        lambda *args: os.kill(os.getpid(), signal.SIGTERM))
     process = multiprocessing.Process(target=call, args=("train.py", *ONE, "--out", "run"))
     process.start()
     process.join(100)

@@ -16,7 +16,7 @@ from slow import draw, slow_match
 from pseudo_labels import PROMPTS, Teacher, resize_and_crop, soft_targets
 from support.errors import InputError
 from toy.teacher import build_teacher
-from weights.teacher import open_teacher
+from weights.teacher import open_pretrained
 
 MEAN, STD = (.3, .4, .5), (.2, .25, .3)
 OPENAI = open_clip.OPENAI_DATASET_MEAN + open_clip.OPENAI_DATASET_STD
@@ -125,7 +125,7 @@ def test_the_weights_are_those_that_were_named(place, monkeypatch, clip, weights
     monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny", {"openai": {"url": "x.pt"}})
     monkeypatch.setattr(open_clip.factory, "download_pretrained",
                         lambda *args, **kwargs: "weights.pt")
-    teacher = open_teacher(clip, weights)
+    teacher = open_pretrained(clip, weights)
     torch.testing.assert_close(teacher.model.state_dict(),
                                torch.load("weights.pt", weights_only=True), rtol=0, atol=0)
     pixels = [*teacher.mean.flatten(), *teacher.std.flatten()]
@@ -139,7 +139,7 @@ def test_a_teacher_that_cannot_be_downloaded(monkeypatch):
     monkeypatch.setattr(open_clip.factory, "download_pretrained", refuse)
     with pytest.raises(InputError, match="--clip ViT-B-16-quickgelu --clip-weights openai.*timm/vit"
                        ".*fetch it elsewhere and give --clip-weights FILE"):
-        open_teacher(None)                             # as of a published file
+        open_pretrained(None)                             # as of a published file
 
 
 @pytest.mark.parametrize("clip, weights, message", [
@@ -154,7 +154,7 @@ def test_a_teacher_that_cannot_be_downloaded(monkeypatch):
 def test_what_does_not_fit_is_not_whole_or_needs_code_is_refused(place, clip, weights, message):
     """Catches: a warning for an error; random weights, a pickle executed, a folder's code run."""
     with pytest.raises(InputError, match=f"^.*{message}.*$"):                  # one line
-        open_teacher(clip, weights)
+        open_pretrained(clip, weights)
     assert not Path("executed").exists()
 
 
@@ -172,7 +172,7 @@ def test_a_table_has_the_embeddings_of_its_texts(tmp_path):
     """Catches: rows of other texts, a text that is not there taken as another."""
     rows = np.arange(6, dtype=np.float16).reshape(3, 2)
     np.savez_compressed(tmp_path / "T.npz", names=["a", "b", "c"], embeddings=rows)
-    table = open_teacher(str(tmp_path / "T.npz"))
+    table = open_pretrained(str(tmp_path / "T.npz"))
     assert table.encode_phrases(["c", "a"]).tolist() == [[4, 5], [0, 1]]
     with pytest.raises(InputError, match="no embedding of d"):
         table.encode_phrases(["a", "d"])
@@ -187,7 +187,7 @@ def test_a_table_of_other_content_is_one_line(tmp_path, arrays):
     """Catches: a traceback; a number that is not finite, which would be every score."""
     np.savez(tmp_path / "T.npz", **arrays)
     with pytest.raises(InputError, match=r"^.*T.npz: .*needed are names \(K,\).*$"):
-        open_teacher(str(tmp_path / "T.npz"))
+        open_pretrained(str(tmp_path / "T.npz"))
 
 
 def test_a_table_that_is_damaged_or_promises_too_much_is_one_line(tmp_path):
@@ -201,8 +201,8 @@ def test_a_table_that_is_damaged_or_promises_too_much_is_one_line(tmp_path):
     for content in b"", whole[:200], damaged, malice.getvalue():
         path.write_bytes(content)
         with pytest.raises(InputError, match="T.npz: no npz, or damaged"):
-            open_teacher(str(path))
+            open_pretrained(str(path))
     for shape in (10 ** 15, 512), (10 ** 10,):
         promise(path, shape)
         with pytest.raises(InputError, match="embeddings.npy promises"):
-            open_teacher(str(path))
+            open_pretrained(str(path))

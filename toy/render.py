@@ -57,12 +57,12 @@ def draw_sprites():
 
 BY_NAME = draw_sprites()
 SHAPES, SPRITES = list(BY_NAME), np.stack(list(BY_NAME.values()))      # (15, 2, SPRITE, SPRITE)
-TABLE = tomllib.loads(Path(__file__).with_name("sprites.toml").read_text("utf-8"))
-OBJECTS, TOOLS = list(TABLE["objects"]), list(TABLE["tools"])          # names; ids are their places
-THINGS = list(TABLE["objects"].values()) + [TABLE["face"]]
+DRAWN = tomllib.loads(Path(__file__).with_name("sprites.toml").read_text("utf-8"))
+OBJECTS, TOOLS = list(DRAWN["objects"]), list(DRAWN["tools"])          # names; ids are their places
+THINGS = list(DRAWN["objects"].values()) + [DRAWN["face"]]
 OBJECT_SHAPE = np.array([SHAPES.index(thing["shape"]) for thing in THINGS])            # (16,)
 OBJECT_COLORS = np.array([[thing["body"], thing["core"]] for thing in THINGS], np.float32)
-HELD = list(TABLE["tools"].values())
+HELD = list(DRAWN["tools"].values())
 TOOL_SHAPE = np.array([SHAPES.index(tool["shape"]) for tool in HELD])                  # (20,)
 TOOL_COLORS = np.array([[tool["color"], tool["color"]] for tool in HELD], np.float32)
 TOOL_ARC = np.radians([[tool["start"], tool["sweep"]] for tool in HELD])               # (20, 2)

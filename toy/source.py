@@ -3,6 +3,7 @@
 n frames of all videos, C clips, F frames of a clip, D embedding.
 """
 import os
+from functools import partial
 
 import numpy as np
 import torch
@@ -82,12 +83,13 @@ class Toy(Source):
                    max_workers=os.cpu_count())
         self.features = torch.empty(0)                                  # (n, D) of the teacher
         if teacher:
+            one = teacher.encode_frames(self.frames[:1])                # (1, D)
+            self.features = torch.empty(n, one.shape[1])
             threads = os.cpu_count()
             if teacher.device.type == "mps":               # two threads crash MPS
                 threads = 1
-            parts = thread_map(teacher.encode_frames, self.frames.split(TOGETHER), desc="teacher",
-                               delay=2, max_workers=threads)
-            self.features = torch.cat(parts).cpu()
+            thread_map(partial(self.look, teacher), range(0, n, TOGETHER), desc="teacher", delay=2,
+                       max_workers=threads)
 
     def numbers_of_frames(self, i, narrated):
         """Which of its frames are drawn of video i: (n_i,) int, sorted."""
@@ -102,6 +104,11 @@ class Toy(Source):
         """Draw the frames of video i, and keep those that are shown."""
         frames = torch.from_numpy(render.render(self.videos[i]))
         self.frames[self.first[i]:self.first[i + 1]] = frames[self.drawn[i]]
+
+    def look(self, teacher, first):
+        """Show the teacher TOGETHER frames, from frame `first` on, and keep its features."""
+        rows = slice(first, first + TOGETHER)
+        self.features[rows] = teacher.encode_frames(self.frames[rows]).cpu()
 
     def narration(self, i):
         """As data.Source has it."""

@@ -5,10 +5,10 @@ from model import ORDERS
 from support.errors import InputError
 
 LARGEST = 2 ** 14         # of the numbers among the arguments of f and h, of either sign
-MOST = 1e6                # of other numbers; those that must be above 0 are at least 1 / MOST
+EXTREME = 1e6                # of other numbers; those that must be above 0 are at least 1 / EXTREME
 
 
-def is_number(value, low=1 / MOST, high=MOST):
+def is_number(value, low=1 / EXTREME, high=EXTREME):
     """Whether a value is a number, and no bool, from `low` to `high`. NaN is not."""
     is_kind = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_kind and low <= value <= high
@@ -55,7 +55,7 @@ def are_pixels(pair):
     """Whether a pair can be (mean, std) of pixels."""
     if not isinstance(pair, (list, tuple)) or len(pair) != 2:
         return False
-    return is_number(pair[0], -MOST, MOST) and is_number(pair[1])
+    return is_number(pair[0], -EXTREME, EXTREME) and is_number(pair[1])
 
 
 def check_config(config):
@@ -73,7 +73,7 @@ def check_config(config):
     need("encoder", are_arguments(config.encoder) and "kind" in config.encoder, sizes)
     need("denoiser", config.denoiser is None or are_arguments(config.denoiser), sizes)
     need("order", config.order in ORDERS, f"one of {', '.join(ORDERS)} is")
-    number = f"a number from {1 / MOST:g} to {MOST:g} is"
+    number = f"a number from {1 / EXTREME:g} to {EXTREME:g} is"
     need("tau", is_number(config.tau), number)
     need("scale", is_number(config.scale), number)
     need("alpha_bar", are_levels(config.alpha_bar), "numbers that fall, between 0 and 1, are")

@@ -153,7 +153,7 @@ def resize(name, value, shape):
     return torch.cat([value[:, :1], functional.interpolate(square, (new, new)).flatten(2).mT], 1)
 
 
-def share_of(part, taken, own):
+def share_taken(part, taken, own):
     """The share of the numbers of a part of a model, "encoder" or "denoiser", that are taken."""
     count = given = 0
     for name, value in own.items():
@@ -176,7 +176,7 @@ def init_from(source, model, tensors):
             taken[name] = value
             if value.shape != tensors[name].shape:
                 resized.append(name)
-    most = max(share_of("encoder", taken, own), share_of("denoiser", taken, own))
+    most = max(share_taken("encoder", taken, own), share_taken("denoiser", taken, own))
     require(most >= LEAST, f"{source}: its {len(tensors)} tensors give less than a tenth of f, and "
             "of h; give a model of this --encoder and --size")
     model.load_state_dict(taken, strict=False)

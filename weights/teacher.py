@@ -13,7 +13,7 @@ from pseudo_labels import Teacher
 from support.errors import InputError, require
 from support.tensors import read_npz
 
-TABLE = "needed are names (K,), text, and embeddings (K, D), finite floats"
+PAIRS = "needed are names (K,), text, and embeddings (K, D), finite floats"
 
 
 class TextTable(Teacher):
@@ -22,13 +22,13 @@ class TextTable(Teacher):
     size, reads_sentences, model = 0, False, nn.Identity()     # it looks at no pictures
 
     def __init__(self, path):
-        arrays = read_npz(path, TABLE)
+        arrays = read_npz(path, PAIRS)
         names, rows = arrays.get("names"), arrays.get("embeddings")
-        require(names is not None and rows is not None, f"{path}: has {', '.join(arrays)}; {TABLE}")
+        require(names is not None and rows is not None, f"{path}: has {', '.join(arrays)}; {PAIRS}")
         fits = names.ndim == 1 and rows.ndim == 2 and len(names) == len(rows) > 0
         kinds = names.dtype.kind + rows.dtype.kind
         require(fits and kinds == "Uf" and np.isfinite(rows).all(), f"{path}: other types, shapes "
-                f"or numbers; {TABLE}")
+                f"or numbers; {PAIRS}")
         self.known = dict(zip(names.tolist(), torch.from_numpy(rows).float(), strict=True))
 
     def encode_phrases(self, phrases):
@@ -49,7 +49,7 @@ def require_no_code(path):
             "run; remove its trust_remote_code")
 
 
-def open_teacher(clip, clip_weights=None, device="cpu"):
+def open_pretrained(clip, clip_weights=None, device="cpu"):
     """A pre-trained image-language model -> Teacher, with its own picture preprocessing.
 
     clip: a model of open_clip; "local-dir:DIR", with open_clip_config.json and weights; T.npz, a
