@@ -173,8 +173,8 @@ class Task:
         raise NotImplementedError
 
     def classes(self, videos, names):
-        """How many classes each label set of a tuned classifier has. names: of the classes, or None
-        for a task without names."""
+        """How many classes each label set of a tuned classifier has. names: of the classes of the
+        whole list, not of a split alone, or None for a task without names."""
         return [len(names)]
 
     def lines(self, asked):
@@ -299,10 +299,6 @@ class Activity(Task):
     def examples(self, videos, spacing, min_steps):
         """As Task has it."""
         return activity_examples(videos)
-
-    def classes(self, videos, names):
-        """As Task has it."""
-        return [1 + max(video.activity for video in videos)]
 
     def lines(self, asked):
         """As Task has it."""

@@ -25,6 +25,7 @@ def read_lengths(source):
     lengths, unreadable = {}, {}
     for i, video in enumerate(tqdm(source.videos, "lengths", mininterval=1)):
         try:
+            source.require_used(i)
             lengths[i] = source.duration(i)
         except Unreadable as error:
             if video.name not in source.left_out:

@@ -295,7 +295,7 @@ class Run:
         began = time.perf_counter()
         if self.rank == 0:
             tensors.save(self.out / "checkpoint.pt", model, step=self.done,
-                                    optimizer=optimizer.state_dict(), settings=self.settings)
+                         optimizer=optimizer.state_dict(), settings=self.settings)
         self.saved = time.perf_counter()
         self.period = min(SHARE * (self.saved - began), LAST_SAVE)
         self.judge_videos(ENOUGH)

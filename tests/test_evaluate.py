@@ -233,6 +233,19 @@ def test_actions_are_shown_as_in_the_release():
     assert evaluate.Actions().classes([video], None) == [97, 300]
 
 
+def test_activities_are_those_of_the_whole_list():
+    """Catches: a classifier without the activities that no training video has, but a test video."""
+    assert evaluate.Activity().classes([Video("a", activity=0)], ["soup", "cake", "pie"]) == [3]
+
+
+def test_the_length_of_a_skipped_video_is_not_asked_for(monkeypatch):
+    """Catches: a video of --skip that is opened where a task needs lengths, or counted."""
+    source, asked = Toy.of("test", range(3), 4), []
+    source.left_out = {"test_00001": ("skipped", "left out by --skip")}
+    monkeypatch.setattr(source, "duration", lambda i: asked.append(i) or 9.0)
+    assert encode.read_lengths(source) == ({0: 9.0, 2: 9.0}, {}) and asked == [0, 2]
+
+
 # --- A task without labels ---
 class Direction(evaluate.Task):
     """Does h forecast a video's ninth clip better from the eight before it than from the same,
