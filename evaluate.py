@@ -207,6 +207,7 @@ class Forecast(Task):
             p |= truth.next_steps(asked.examples)
         p = merge_all(p, first)
         right = each_correct(p, y)                                                 # (M,) bool each
+        right["five_likeliest"] = topk_correct(p["zero_noise"], y, 5)
         lines = {"classes": classes, "samples": Q, "draws": len(asked.samples)}
         lines["baselines"] = {"random": 100 / classes, "teacher": percent(right["teacher"])}
         lines["by_class"] = by_class(right["zero_noise"], asked.labels, S)
@@ -225,7 +226,7 @@ class Forecast(Task):
         lines["top1_std"] = None
         if len(asked.samples) > 1:
             lines["top1_std"] = {way: deviation(shares) for way, shares in draws.items()}
-        lines["top5"] = {"zero_noise": percent(topk_correct(p["zero_noise"], y, 5)),
+        lines["top5"] = {"zero_noise": percent(right["five_likeliest"]),
                          "expectation": percent(topk_correct(p["expectation"], y, 5))}
 
         # 3. Where the truth is known, by places and parts.
