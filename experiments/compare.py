@@ -6,9 +6,9 @@ are added: over videos (examples of one depend on each other) and over the S see
 margin of a verdict is 1.96 times this error, but at least the error over seeds times Student's t,
 since few seeds tell little:
 
-    held (not held)   the difference is above the margin (below minus the margin)
-    equal             the difference, plus or minus the margin, is within one point
-    undecided         none of these; or "one run": a side has one seed, whose spread is not known
+    above, below   the difference is above the margin; below minus the margin
+    equal          the difference, plus or minus the margin, is within one point
+    undecided      none of these; or "one run": a side has one seed, whose spread is not known
 
 In simulations of equal models (1,000 videos of 7 examples, whose runs differ by 0.3 to 4 points) it
 found a difference in 1 to 7%: with three or five paired seeds, with five and three, ten and five,
@@ -89,7 +89,7 @@ def verdict(difference, margin, seeds):
     if seeds == 1:
         return "one run"
     if abs(difference) > margin:
-        return "held" if difference > 0 else "not held"
+        return "above" if difference > 0 else "below"
     return "equal" if abs(difference) + margin <= 1 else "undecided"
 
 

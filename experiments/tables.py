@@ -60,9 +60,19 @@ def collect_numbers(out, results):
     for table in TABLES.values():
         if not table.get("compared"):
             continue
-        for _, a, b in table["rows"]:
+        for a, b in (row[2:4] for row in table["rows"]):
             if files[a] and files[b]:
-                results[f"{a} - {b}"] = compare(files[a], files[b], ours[a][2], ours[b][2])
+                results[f"{a} - {b}"] = compare_cells(files[a], files[b], ours[a][2], ours[b][2])
+
+
+def compare_cells(ours, theirs, column, with_column):
+    """What compare.py finds of two lists of files, and the same without look-alikes ("distinct"),
+    None for a column that is already of a part of the examples."""
+    found = compare(ours, theirs, column, with_column)
+    found["distinct"] = None
+    if column != "look_alikes" and "." not in column:
+        found["distinct"] = compare(ours, theirs, f"distinct.{column}", f"distinct.{with_column}")
+    return found
 
 
 def publish(out):
@@ -130,11 +140,22 @@ def spread_of(numbers):
     return f"{mean(numbers):.1f}{spread}"
 
 
-def compared_row(label, found):
-    """A row of what compare.py found: both shares, the difference with its error, the verdict, how
-    many seeds."""
-    return [label, f"{found['ours']:.1f}", f"{found['theirs']:.1f}",
-            f"{found['difference']:+.1f} ± {found['error']:.1f}", found["verdict"], found["seeds"]]
+def compared_row(label, of, found, claimed):
+    """A row of what `compare_cells` found: both shares, the differences with their errors, whether
+    it is what is `claimed` ("above" or "equal"), how many seeds."""
+    verdict = "shown"
+    if found["verdict"] != claimed:
+        verdict = f"not shown: {found['verdict']}"
+    distinct = "-"
+    if found["distinct"]:
+        distinct = difference_of(found["distinct"])
+    return [label, of, f"{found['ours']:.1f}", f"{found['theirs']:.1f}", difference_of(found),
+            distinct, verdict, found["seeds"]]
+
+
+def difference_of(found):
+    """The difference that compare.py found, with its error."""
+    return f"{found['difference']:+.1f} ± {found['error']:.1f}"
 
 
 def plain_row(label, texts, results, seeds):
@@ -161,11 +182,13 @@ def markdown(name, results):
     """A table as Markdown."""
     table, rows = TABLES[name], []
     for row in table["rows"]:
-        label, texts = row[0], row[1:]
         if not table.get("compared"):
-            rows.append(plain_row(label, texts, results, "seeds" in table["columns"]))
-        elif " - ".join(texts) in results:
-            rows.append(compared_row(label, results[" - ".join(texts)]))
+            rows.append(plain_row(row[0], row[1:], results, "seeds" in table["columns"]))
+            continue
+        label, of, a, b = row[:4]
+        claimed = row[4] if len(row) > 4 else "above"
+        if f"{a} - {b}" in results:
+            rows.append(compared_row(label, of, results[f"{a} - {b}"], claimed))
     return f"**{table['title']}**\n\n{text_table(table['columns'], rows)}\n"
 
 

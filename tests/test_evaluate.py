@@ -323,8 +323,8 @@ def test_the_json_is_the_contract(trained, here, monkeypatch):
     a, b = read_json("a.json"), read_json("b.json")
     assert {*KEYS} == a.keys()
     assert {*a["by_place"]["7"]} == {"zero_noise", "exact", "set", "evaluated"}
-    assert {*a["right"]} == {"zero_noise", "expectation", "oracle", "oracle_softmax", "five_likeliest",
-                             "teacher",
+    assert {*a["right"]} == {"zero_noise", "expectation", "oracle", "oracle_softmax",
+                             "five_likeliest", "teacher",
                              "exact", "set", "parts", "per_video"}
     assert (a["classes"], a["samples"], a["setting"], a["run_seed"]) == (37, 5, "zero-shot", 0)
     assert a["history"] == "spaced" and len(a["by_class"]) == 40

@@ -69,10 +69,11 @@ def test_cells_are_means_over_seeds(here, monkeypatch):
         *"abcde", "seeds"], "rows": [
         row, ["not measured", "mvit classify top1.ours", "-", "-", "-"]]})
     monkeypatch.setitem(TABLES, "claims", {
-        "title": "T", "columns": [*"abcdef"], "compared": True, "rows": [
-            ["x", "mask classify ours", "both classify ours"],
-            ["x", "mask classify new.ours", "mask classify new.theirs"],
-            ["x", "mask classify ours", "mvit classify ours"]]})
+        "title": "T", "columns": [*"abcdefgh"], "compared": True, "rows": [
+            ["x", "37", "mask classify ours", "both classify ours"],
+            ["x", "40", "mask classify new.ours", "mask classify new.theirs"],
+            ["x", "40", "mask classify ours", "mask classify ours", "equal"],
+            ["x", "40", "mask classify ours", "mvit classify ours"]]})
     for name, value in {"mask-1": 10.0, "mask-2": 20.0, "mask-30": 33.0, "mask-or-1": 99.0,
                         "both-1": 40.0, "both-2": 60.0}.items():
         right = torch.arange(10) < value // 10
@@ -80,7 +81,8 @@ def test_cells_are_means_over_seeds(here, monkeypatch):
             "top1": {"ours": value, "teacher": None}, "evaluated": 10, "run_seed": int(name[-1]),
             "right": metrics.pack({"ours": right, "theirs": ~right},
                                   [Example(video, None, 0, 0) for video in range(10)],
-                                  {"new": torch.arange(10) % 2 == 0})})
+                                  {"new": torch.arange(10) % 2 == 0,
+                                   "distinct": torch.arange(10) < 5})})
     write_json(Path("out/mask-2/forecast.json"), {"a": {"b": 0.25}})
     Path("experiments/results.json").write_text('{"mask forecast a.b": {"9": 0.75}}')
     tables.publish(Path("out"))
@@ -92,8 +94,9 @@ def test_cells_are_means_over_seeds(here, monkeypatch):
     assert page.endswith("- |\n| m | 21.0 (10.0-33.0) | not run | 0.5 (0.2-0.8) | 8 | 2-3 |\n"
                          "| not measured | not run | - | - | - | |\n<!-- end -->\nb\n")
     assert compared.split("- |\n")[1] == (
-        "| x | 20.0 | 50.0 | -30.0 ± 15.8 | undecided | 3 and 2 |\n"
-        "| x | 26.7 | 73.3 | -46.7 ± 37.2 | undecided | 3 and 3 |\n<!-- end -->\n")
+        "| x | 37 | 20.0 | 50.0 | -30.0 ± 15.8 | -50.0 ± 21.3 | not shown: undecided | 3 and 2 |\n"
+        "| x | 40 | 26.7 | 73.3 | -46.7 ± 37.2 | - | not shown: undecided | 3 and 3 |\n"
+        "| x | 40 | 20.0 | 20.0 | +0.0 ± 0.0 | +0.0 ± 0.0 | shown | 3 and 3 |\n<!-- end -->\n")
 
 
 def test_tables_are_whole_and_on_the_pages():
@@ -111,9 +114,9 @@ def test_tables_are_whole_and_on_the_pages():
     assert all(name in EVALUATIONS for _, name, _ in ours.values())
     for name, table in TABLES.items():
         columns = [column for column in table["columns"] if column != "seeds"]
-        size = 3 if table.get("compared") else len(columns)
-        assert {len(row) for row in table["rows"]} == {size}
-        assert all(text in ours or not re.match("[a-z]", text)
+        sizes = {4, 5} if table.get("compared") else {len(columns)}
+        assert {len(row) for row in table["rows"]} <= sizes
+        assert all(text in ours or text == "equal" or not re.match("[a-z]", text)
                    for _, *texts in table["rows"] for text in texts)
         if any(text in results for text in tables.cells([name])):
             text = f"<!-- table: {name} -->\n{tables.markdown(name, results)}<!-- end -->"
@@ -205,7 +208,7 @@ def test_the_difference_is_that_of_a_slow_version(apart, paired):
 
 def test_verdicts_and_the_command(tmp_path, capsys):
     """Catches: the rule of another order; bits of another column; runs paired by their names."""
-    for given, said in {(3, 2): "held", (-3, 2): "not held", (.5, .4): "held", (.3, .6): "equal",
+    for given, said in {(3, 2): "above", (-3, 2): "below", (.5, .4): "above", (.3, .6): "equal",
                         (1.5, 2): "undecided", (.1, 1): "undecided"}.items():
         assert compare.verdict(*given, 2) == said, given
         assert compare.verdict(*given, 1) == "one run"
