@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import normalize
 
 import weights
-from data import classify_examples, consecutive, heard, history_windows, sentence_windows
+from data import classify_examples, consecutive, heard, sentence_windows
 from model import sample_in_turn
 from pseudo_labels import soft_targets
 from support.arguments import INCLUDED, Parser
@@ -28,10 +28,12 @@ PLACES = {                                                 # of by_place, in Oka
     "similar": ("similar histories", dict(color="#009E73", marker="^", linestyle=":")),
     "set": ("what the set tells", dict(color="#D55E00", marker="s", linestyle="--", mfc="white"))}
 PAIR, ORANGE = grammar.LOOK_ALIKES[1], "#E69F00"           # heat pan, cool pan
-VIDEOS, MISSING = 300, 5                                   # of a histogram; which clip is missing
-FORECASTS = (("After step 5", 5, False),                   # of --task: observed steps, and
-             ("The same, pans exchanged", 5, True),        # whether two clips change places
-             ("After step 6", 6, False))
+VIDEOS = 300                                               # of a histogram
+DRAWN, MISSING = 7, 5                                      # --task: the first test video whose nine
+                                                           # clips show all its steps, PAIR too
+FORECASTS = (("Observing clips 1 to 5", 5, False),         # how many clips h observes, and whether
+             ("The same, clips {} and {} exchanged", 5, True),         # those of PAIR change places
+             ("Observing clips 1 to 6", 6, False))
 
 
 def plot_curves(figure, runs):
@@ -150,25 +152,41 @@ def plot_look_alikes(figure, runs):
 
 @torch.no_grad()
 def plot_task(figure, checkpoint):
-    """Draw what training asks and what forecasts answer, of the first test video: nine clips with
-    what is said, shown and seen by the teacher, which one is missing and which are hidden; the next
-    step after five steps, after the same with two look-alikes exchanged, and after six."""
+    """Draw what training asks and what forecasts answer, of one test video: nine clips with what is
+    said, shown and seen by the teacher, which one is missing and which are hidden; the next step
+    after five of these clips, after the same with two look-alikes exchanged, and after six."""
     figure.set_size_inches(9, 4.8)
-    model, teacher = weights.load(checkpoint), load_teacher("cpu")
-    source, texts = Toy.of("test", [0], 4, teacher), teacher.encode_phrases(grammar.STEPS)
-    narration, rng = source.narration(0), np.random.default_rng(0)
-    windows = consecutive(sentence_windows(narration, source.duration(0), rng), rng)
-    share, sentences = heard(narration, windows)
-    clips, seen = source.clips(0, windows)
-    likeliest = soft_targets(seen, model.phrases, model.tau).max(-1)
-    shown = source.truth.of_forecast(windows, [])["clips"]
-    observed = draw(1, model.dim, 4, "release", "observed", 0, 0)[2][0, MISSING]
     top, bottom = figure.subfigures(2, 1, height_ratios=(1.35, 1))
-    top.suptitle("Training: what does the missing clip show? h reads the clips that are not "
-                 "hidden.", x=0.01, ha="left")
-    for i, axes in enumerate(top.subplots(1, 9)):
-        said = fill(f"“{sentences[share[i].argmax()]}”", 16, max_lines=5, placeholder=" ...")
-        axes.set_title(f"clip {i + 1}\n{said}", fontsize=6.5)
+    model, teacher = weights.load(checkpoint), load_teacher("cpu")
+    source, rng = Toy.of("test", [DRAWN], 4, teacher), np.random.default_rng(0)
+    narration = source.narration(0)
+    windows = consecutive(sentence_windows(narration, source.duration(0), rng), rng)
+    clips, seen = source.clips(0, windows)
+    shown = source.truth.of_forecast(windows, [])["clips"]
+    draw_training(top, model, clips, seen, heard(narration, windows), shown)
+    bottom.suptitle("Forecasts: which step comes next, in 50 samples", x=0.01, ha="left")
+    x, texts = model.encode(clips), teacher.encode_phrases(grammar.STEPS)
+    for axes, (title, count, exchanged) in zip(bottom.subplots(1, 3), FORECASTS):
+        order = list(range(count))
+        if exchanged:
+            a, b = [shown.index(name) for name in PAIR]
+            order[a], order[b] = b, a
+            title = title.format(min(a, b) + 1, max(a, b) + 1)
+        shares, true = next_steps(model, x[order], texts, [shown[i] for i in order])
+        plot_bars(axes, title, shares, true)
+
+
+def draw_training(figure, model, clips, seen, said, shown):
+    """Draw nine clips as training has them: what is said, which are missing and hidden, and below
+    each the step shown and the teacher's likeliest phrase."""
+    share, sentences = said
+    likeliest = soft_targets(seen, model.phrases, model.tau).max(-1)
+    observed = draw(1, model.dim, 4, "release", "observed", 0, 0)[2][0, MISSING]
+    figure.suptitle("Training: what does the missing clip show? h reads the clips that are not "
+                    "hidden.", x=0.01, ha="left")
+    for i, axes in enumerate(figure.subplots(1, len(clips))):
+        sentence = fill(f"“{sentences[share[i].argmax()]}”", 16, max_lines=5, placeholder=" ...")
+        axes.set_title(f"clip {i + 1}\n{sentence}", fontsize=6.5)
         opaque, mark, size = 1.0, "", 9
         if i == MISSING:
             opaque, mark, size = 0.12, "?", 22
@@ -180,24 +198,19 @@ def plot_task(figure, checkpoint):
         axes.set_xlabel(f"shown: {shown[i] or 'no step'}\nteacher: "
                         f"{grammar.PHRASES[likeliest.indices[i]]}\n{likeliest.values[i]:.0%}",
                         fontsize=6.5)
-    bottom.suptitle("Forecasts: which step comes next, in 50 samples", x=0.01, ha="left")
-    steps, panels = source.videos[0].steps, bottom.subplots(1, 3)
-    for axes, (title, count, exchanged) in zip(panels, FORECASTS):
-        windows = history_windows(steps[count - 1].end, model.config.spacing)
-        x, truth = model.encode(source.clips(0, windows)[0]), source.truth.of_forecast(windows, [])
-        order, true = list(range(len(x))), {row["step"]: row["p"] for row in truth["next"]}
-        if exchanged:
-            places = [truth["clips"].index(name) for name in PAIR]
-            order[places[0]], order[places[1]] = places[1], places[0]
-            true = {}                                      # no video shows that
-        noise = torch.randn(1, 50, model.dim, generator=torch.Generator().manual_seed(0))
-        picks = sample_in_turn(model, x[order], texts, noise)[1][:, 0]
-        counts = torch.bincount(picks, minlength=len(texts))
-        shares = {}
-        for k in counts.topk(4).indices:
-            if counts[k] > 0:
-                shares[grammar.STEPS[k]] = float(counts[k] / 50)
-        plot_bars(axes, title, shares, true)
+
+
+def next_steps(model, x, texts, shown):
+    """The step after clips x (N, D), which show these steps from the first of a video on: {name:
+    share of 50 samples} of the four likeliest, and the exact {name: p}."""
+    noise = torch.randn(1, 50, model.dim, generator=torch.Generator().manual_seed(0))
+    picks = sample_in_turn(model, x, texts, noise)[1][:, 0]
+    counts, shares = torch.bincount(picks, minlength=len(texts)), {}
+    for k in counts.topk(4).indices:
+        if counts[k] > 0:
+            shares[grammar.STEPS[k]] = float(counts[k] / 50)
+    p = grammar.Grammar().next_step([grammar.STEP_ID[name] for name in shown], True)
+    return shares, {grammar.STEPS[k]: float(p[k]) for k in p.nonzero()[0]}
 
 
 def main(args):
