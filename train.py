@@ -289,8 +289,8 @@ def add_model_flags(parser, kind, size, encoder):
     add("--size", choices=list(SIZES), default=size, help="f and h: 2 blocks on 4 frames of 32 "
         "pixels, or ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch "
         "and --lr, too")
-    add("--encoder", choices=encoders.choices(), default=encoder,
-        help="f; for features: adapter")
+    names = [name for name in encoders.ENCODERS if name != encoders.TEACHER]
+    add("--encoder", choices=names, default=encoder, help="f; for features: adapter")
     add("--set", nargs="+", metavar="NAME=VALUE", help="arguments of f and h in place of those of "
         "--size, such as denoiser.layers=6 encoder.width=96; an unknown name lists all")
     init = "none"

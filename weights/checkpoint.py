@@ -10,11 +10,12 @@ from denoiser import Denoiser, MaskedDenoiser
 from model import Config, ProcedureModel
 from support.arguments import INCLUDED
 from support.errors import InputError, require
+from support.tensors import part_of, require_whole
 from support.tensors import read as read
 from support.tensors import save as save
 from weights.bounds import check_config
 from weights.encoders import TEACHER, check_encoder, make, make_encoder
-from weights.names import convert_released, part_of, require_whole, tensors_of
+from weights.names import convert_released, tensors_of
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # from which the released models start
 DENOISERS = {"diffusion": Denoiser, "mask": MaskedDenoiser, "none": MaskedDenoiser}    # --order
