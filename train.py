@@ -40,6 +40,7 @@ from support.arguments import (
     add_data_flags,
     add_run_flags,
     add_teacher_flags,
+    compile_modules,
     existing,
     limit_threads,
     mixed_precision,
@@ -48,7 +49,6 @@ from support.arguments import (
     pick_device,
     positive,
 )
-from support.compiler import compile_modules
 from support.errors import require
 from support.read import load_phrases
 from support.run import Run, learning_rate

@@ -17,7 +17,7 @@ from tqdm import tqdm, trange
 
 from support import parallel, tensors
 from support.errors import InputError, require, require_readable, too_many
-from support.log import Metrics, open_tensorboard, rows_until
+from support.log import Metrics, open_tensorboard
 from support.write import write_atomically, write_json
 
 FIRST_SAVE, LAST_SAVE, SHARE = 60.0, 600.0, 100    # s; a save may take a hundredth of the time
@@ -59,6 +59,21 @@ def is_config(path):
         return not text or "settings" in json.loads(text)
     except (OSError, ValueError, TypeError):
         return False
+
+
+def rows_until(update, path):
+    """The lines (bytes) of metrics.jsonl up to those of an update. The first that is no whole row,
+    since it was being written or is damaged, ends them."""
+    rows = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            whole = line.endswith(b"\n") and json.loads(line)["step"] <= update
+        except (ValueError, TypeError, LookupError, RecursionError):
+            whole = False
+        if not whole:
+            break
+        rows.append(line)
+    return b"".join(rows)
 
 
 class Run:

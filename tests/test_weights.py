@@ -241,7 +241,7 @@ def test_who_loads_whom():
         import files.coin, files.epic, files.howto100m
         assert not {"timm", "open_clip", "weights", "toy", "model"} & {*sys.modules}
         read = loaded("files")
-        import support.run, support.encode, support.compiler, support.tensors
+        import support.run, support.encode, support.tensors
         assert not loaded("weights"), loaded("weights")
         import weights, weights.teacher
         assert loaded("files") == read and not loaded("toy")
