@@ -182,8 +182,8 @@ def set_up_pretraining(args, run, device):
 def pretrain(args):
     """Pre-training (Sec. 3.2): f and h together."""
     # 1. What is continued; narrated videos with their teacher; f and h; the optimizer.
-    device = parallel.start(pick_device(args.device))
-    run = Run(args)
+    device, rank, world = parallel.start(pick_device(args.device))
+    run = Run(args, rank, world)
     source, teacher, model = set_up_pretraining(args, run, device)
     videos = NarratedVideos(source, args.seed, args.stride, args.targets != "vision")
     count, batch = len(videos), min(args.batch, len(videos))
@@ -191,7 +191,7 @@ def pretrain(args):
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
     require(updates > 0, f"--epochs {args.epochs}: no update; there are {per_epoch} in an epoch")
-    share = parallel.own_places(batch)
+    share = parallel.own_places(batch, rank, world)
     micro = min(max(clips_at_once(model.encoder, args.micro_batch, device) // CLIPS, 1),
                 len(share))                                # videos
     if args.compile:
@@ -199,7 +199,7 @@ def pretrain(args):
     optimizer = make_optimizer(model, "sgd" if run.first <= switch else "adamw")
     if run.checkpoint:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
-    if run.rank == 0:
+    if rank == 0:
         print(f"{count} videos, clips {model.config.spacing:.1f} s apart; on {device}")
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.

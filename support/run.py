@@ -87,10 +87,10 @@ class Run:
     unreadable: {id: reason} of the videos that this process could not read.
     """
 
-    def __init__(self, args):
+    def __init__(self, args, rank=0, world=1):
         self.out, self.resumed, self.log_every = args.out, args.resume, args.log_every
         self.max_unreadable = args.max_unreadable
-        self.rank, self.world = parallel.rank_and_world()  # process 0 writes the files
+        self.rank, self.world = rank, world                # as parallel.start gives them
         self.settings, self.checkpoint, self.unreadable, self.tried = {}, {}, {}, {}
         self.made, self.writer, self.stop, self.logged = [], None, False, False
         self.tensorboard = open_tensorboard() if args.tensorboard else None
