@@ -253,9 +253,7 @@ def parse(argv=None):
     size = peek(argv, "--size", kind.size)
     require(size in SIZES, f"--size {size}: must be {' or '.join(SIZES)}")
     encoder = peek(argv, "--encoder", kind.encoder)
-    add_pool_flags(parser, kind)
-    add_model_flags(parser, kind, size, encoder)
-    add_training_flags(parser, SIZES[size])
+    add_flags(parser, kind, size, encoder)
     add = add_run_flags(parser)
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
     add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
@@ -271,8 +269,9 @@ def parse(argv=None):
     return args
 
 
-def add_pool_flags(parser, kind):
-    """Add the group of the teacher, its phrases, and which clips it sees."""
+def add_flags(parser, kind, size, encoder):
+    """Add the flags that only pre-training has: of the teacher, of f and h, of how long, how much
+    at once and how fast. kind: the data.Source class; size and encoder: as chosen."""
     add = parser.add_argument_group("teacher").add_argument
     add_teacher_flags(add, kind.clip)
     add("--phrases", type=existing, required=kind.phrases is None, help="the phrase pool, one "
@@ -282,9 +281,6 @@ def add_pool_flags(parser, kind):
     add("--stride", type=positive(int), default=STRIDE, help="every STRIDE-th sentence gives a "
         "clip; choose it so that clips are about a step apart")
 
-
-def add_model_flags(parser, kind, size, encoder):
-    """Add the group of f and h. kind: the data.Source class; size and encoder: as chosen."""
     add = parser.add_argument_group("model").add_argument
     add("--size", choices=list(SIZES), default=size, help="f and h: 2 blocks on 4 frames of 32 "
         "pixels, or ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch "
@@ -308,10 +304,7 @@ def add_model_flags(parser, kind, size, encoder):
     add("--context", choices=["observed", "shuffled"], default="observed",
         help="shuffled: h reads the observed clips in random order, a control")
 
-
-def add_training_flags(parser, sizes):
-    """Add the group of how long, how much at once and how fast. sizes: a row of SIZES."""
-    add = parser.add_argument_group("training").add_argument
+    sizes, add = SIZES[size], parser.add_argument_group("training").add_argument
     add("--sgd-epochs", type=positive(float, zero=True), default=sizes["sgd_epochs"],
         help="epochs of SGD, the first stage")
     add("--epochs", type=positive(float, zero=True), default=sizes["epochs"],
