@@ -345,19 +345,13 @@ TASKS = {
 }
 
 
-def tasks_of(data):
-    """The tasks that a data set can do: {word of --task: name in TASKS}."""
-    found = {}
-    for name, task in TASKS.items():
-        if set(task.needs) <= set(data_set(data).has):
-            found.setdefault(task.word or name, name)
-    return found
-
-
 def task_name(args):
     """Which of TASKS --task means for --data; without --task, the first that --data can do.
     InputError if it can do none, or another."""
-    names = tasks_of(args.data)
+    names, has = {}, set(data_set(args.data).has)          # {word of --task: name in TASKS}
+    for name, task in TASKS.items():
+        if set(task.needs) <= has:
+            names.setdefault(task.word or name, name)
     require(names, f"--data {args.data} has no labels, which every task needs")
     word = args.task or next(iter(names))
     require(word in names, f"--task {word}: --data {args.data} can only {', '.join(names)}")
@@ -400,14 +394,6 @@ def examples_of(task, source, spacing, min_steps):
 
 
 # --- The command ---
-def warn_of_history(model, history):
-    """A warning if forecasts were tuned on another history than they are measured on, else None."""
-    tuned = model.config.history
-    if tuned in (None, history):
-        return None
-    return f"forecasts observe --history {history}; the checkpoint is tuned on {tuned}"
-
-
 def measured(args, model, source, history):
     """What was measured, and by what: keys of the JSON that all tasks have."""
     config, kinds = model.config, [kind for kind, _ in source.left_out.values()]
@@ -430,11 +416,13 @@ def evaluate(args):
     task = TASKS[name]()
     source, _, teacher, texts = open_labeled(args, task, model, device, args.split)
     history, spacing = history_of(model, args.history)
-    warnings = [warn_of_data(model, source)]
+    tuned, warnings = model.config.history, [warn_of_data(model, source)]
     if "history" not in task.flags:
         history = None
     else:
-        warnings.append(warn_of_history(model, history))
+        if tuned not in (None, history):
+            warnings.append(f"forecasts observe --history {history}; the checkpoint is tuned on "
+                            f"{tuned}")
         if history == "spaced" and not (source.truth or args.history):
             print("forecasts observe clips as far apart as in training; the paper's: --history "
                   "paper")
@@ -486,17 +474,13 @@ def main(args):
         write_json(args.json, content)
 
 
-def flags_given(parser, argv):
-    """The names of the flags that a command line has, be they equal to their defaults or not."""
+def refuse_flags(args, parser, argv):
+    """InputError for a flag of the command line that has no effect on --task, be its value the
+    default or not."""
     blank = Namespace()                    # a parser sets no default where there is a value
-    for name in vars(parser.parse_args(argv)):
+    for name in vars(args):
         setattr(blank, name, None)
-    values = vars(parser.parse_args(argv, blank))
-    return {name for name, value in values.items() if value is not None}
-
-
-def refuse_flags(args, given):
-    """InputError for a flag that is given and has no effect on --task."""
+    given = vars(parser.parse_args(argv, blank))           # None: the flag is not given
     refused = {"out": "--out"}
     if args.task == "features":
         refused = FORECAST_FLAGS | NO_FEATURES
@@ -504,7 +488,7 @@ def refuse_flags(args, given):
         taken = TASKS[task_name(args)].flags
         refused |= {name: FORECAST_FLAGS[name] for name in FORECAST_FLAGS if name not in taken}
     for name, flag in refused.items():
-        require(name not in given, f"{flag}: has no effect on --task {args.task}")
+        require(given.get(name) is None, f"{flag}: has no effect on --task {args.task}")
 
 
 def parse(argv=None):
@@ -540,7 +524,7 @@ def parse(argv=None):
     if args.task != "features":
         name = task_name(args)
         args.task = TASKS[name].word or name
-    refuse_flags(args, flags_given(parser, argv))
+    refuse_flags(args, parser, argv)
     args.checkpoint = args.checkpoint or default_checkpoint()
     return args
 

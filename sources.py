@@ -3,12 +3,14 @@
 To add one, write a data.Source in a module of its own, and a line of SOURCES. If its videos have
 narrations, it serves for pre-training; if its lists have what a task needs, for that task.
 """
-import importlib
 import zlib
+from pkgutil import resolve_name
+
+from torch.nn.functional import cosine_similarity
 
 from data import UNKNOWN, pictures_of
 from support.arguments import limit_threads
-from support.errors import require
+from support.errors import InputError, require
 from support.read import load_names, video_name
 
 SOURCES = {                # --data: module:class, imported when it is asked for
@@ -22,24 +24,19 @@ TEACHERS = {"toy": "toy.source:load_teacher"}          # --clip: function; other
 VALIDATION_SHARE = 0.1     # share of the training videos that stand in for a validation split
 
 
-def found_at(place):
-    """What "module:name" stands for, imported."""
-    module, name = place.split(":")
-    return getattr(importlib.import_module(module), name)
-
-
 def data_set(name):
     """The data.Source class of a value of --data."""
-    return found_at(SOURCES[name])
+    return resolve_name(SOURCES[name])
 
 
 # --- Teachers, and what a checkpoint knows ---
 def open_teacher(clip, clip_weights=None, device="cpu"):
     """The frozen pseudo_labels.Teacher of a name: one of TEACHERS, or as in weights/teacher.py."""
     if clip not in TEACHERS:
-        return found_at("weights.teacher:open_pretrained")(clip, clip_weights, device)
+        from weights.teacher import open_pretrained  # open_clip takes seconds to load
+        return open_pretrained(clip, clip_weights, device)
     require(clip_weights is None, f"--clip-weights {clip_weights}: --clip {clip} has its own")
-    return found_at(TEACHERS[clip])(device)
+    return resolve_name(TEACHERS[clip])(device)
 
 
 def clip_of(model, args):
@@ -66,9 +63,37 @@ def steps_of(model):
     return None
 
 
+def require_classes(model, names):
+    """InputError if a checkpoint is fine-tuned to other classes than `names`, with the first that
+    differs."""
+    config = model.config
+    if config.task is None:
+        return
+    tuned = config.names or names                          # a published file holds no names
+    if list(config.classes) == [len(names)] and list(tuned) == list(names):
+        return
+    known, here = tuned[0], names[0]
+    for one, other in zip(tuned, names):
+        if one != other:
+            known, here = one, other
+            break
+    raise InputError(f"{model.path}: is fine-tuned to {sum(config.classes)} classes, such as "
+                     f"{known!r}; here are {len(names)}, with {here!r} in its place; give the "
+                     "--data or --steps of its training")
+
+
 def texts_of(model, teacher, names):
-    """As weights/teacher.py has it: the teacher's embeddings (S, D) of a label set."""
-    return found_at("weights.teacher:texts_of")(model, teacher, names)
+    """The teacher's embeddings (S, D) of a label set, on the model's device. InputError for another
+    teacher than the checkpoint was trained with, or for other classes than it is fine-tuned to."""
+    require_classes(model, names)
+    texts = teacher.encode_phrases(names).to(model.phrases.device)
+    first, same = model.config.first_phrase, texts.shape[1] == model.dim
+    if same and first is not None and len(model.phrases):
+        now = teacher.encode_phrases([first]).to(model.phrases)
+        same = cosine_similarity(now, model.phrases[:1]).item() > 0.999
+    require(same, f"{model.path}: was trained with another teacher, whose embeddings differ; "
+            "give the same --clip and --clip-weights (the toy world's is --clip toy)")
+    return texts
 
 
 def require_world(model):

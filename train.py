@@ -40,6 +40,7 @@ from support.arguments import (
     add_data_flags,
     add_run_flags,
     add_teacher_flags,
+    compile_modules,
     existing,
     limit_threads,
     mixed_precision,
@@ -48,7 +49,6 @@ from support.arguments import (
     pick_device,
     positive,
 )
-from support.compiler import compile_modules
 from support.errors import require
 from support.read import load_phrases
 from support.run import Run, learning_rate
@@ -182,8 +182,8 @@ def set_up_pretraining(args, run, device):
 def pretrain(args):
     """Pre-training (Sec. 3.2): f and h together."""
     # 1. What is continued; narrated videos with their teacher; f and h; the optimizer.
-    device = parallel.start(pick_device(args.device))
-    run = Run(args)
+    device, rank, world = parallel.start(pick_device(args.device))
+    run = Run(args, rank, world)
     source, teacher, model = set_up_pretraining(args, run, device)
     videos = NarratedVideos(source, args.seed, args.stride, args.targets != "vision")
     count, batch = len(videos), min(args.batch, len(videos))
@@ -191,7 +191,7 @@ def pretrain(args):
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
     require(updates > 0, f"--epochs {args.epochs}: no update; there are {per_epoch} in an epoch")
-    share = parallel.own_places(batch)
+    share = parallel.own_places(batch, rank, world)
     micro = min(max(clips_at_once(model.encoder, args.micro_batch, device) // CLIPS, 1),
                 len(share))                                # videos
     if args.compile:
@@ -199,7 +199,7 @@ def pretrain(args):
     optimizer = make_optimizer(model, "sgd" if run.first <= switch else "adamw")
     if run.checkpoint:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
-    if run.rank == 0:
+    if rank == 0:
         print(f"{count} videos, clips {model.config.spacing:.1f} s apart; on {device}")
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.
@@ -253,9 +253,7 @@ def parse(argv=None):
     size = peek(argv, "--size", kind.size)
     require(size in SIZES, f"--size {size}: must be {' or '.join(SIZES)}")
     encoder = peek(argv, "--encoder", kind.encoder)
-    add_pool_flags(parser, kind)
-    add_model_flags(parser, kind, size, encoder)
-    add_training_flags(parser, SIZES[size])
+    add_flags(parser, kind, size, encoder)
     add = add_run_flags(parser)
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
     add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
@@ -271,8 +269,9 @@ def parse(argv=None):
     return args
 
 
-def add_pool_flags(parser, kind):
-    """Add the group of the teacher, its phrases, and which clips it sees."""
+def add_flags(parser, kind, size, encoder):
+    """Add the flags that only pre-training has: of the teacher, of f and h, of how long, how much
+    at once and how fast. kind: the data.Source class; size and encoder: as chosen."""
     add = parser.add_argument_group("teacher").add_argument
     add_teacher_flags(add, kind.clip)
     add("--phrases", type=existing, required=kind.phrases is None, help="the phrase pool, one "
@@ -282,15 +281,12 @@ def add_pool_flags(parser, kind):
     add("--stride", type=positive(int), default=STRIDE, help="every STRIDE-th sentence gives a "
         "clip; choose it so that clips are about a step apart")
 
-
-def add_model_flags(parser, kind, size, encoder):
-    """Add the group of f and h. kind: the data.Source class; size and encoder: as chosen."""
     add = parser.add_argument_group("model").add_argument
     add("--size", choices=list(SIZES), default=size, help="f and h: 2 blocks on 4 frames of 32 "
         "pixels, or ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch "
         "and --lr, too")
-    add("--encoder", choices=encoders.choices(), default=encoder,
-        help="f; for features: adapter")
+    names = [name for name in encoders.ENCODERS if name != encoders.TEACHER]
+    add("--encoder", choices=names, default=encoder, help="f; for features: adapter")
     add("--set", nargs="+", metavar="NAME=VALUE", help="arguments of f and h in place of those of "
         "--size, such as denoiser.layers=6 encoder.width=96; an unknown name lists all")
     init = "none"
@@ -308,10 +304,7 @@ def add_model_flags(parser, kind, size, encoder):
     add("--context", choices=["observed", "shuffled"], default="observed",
         help="shuffled: h reads the observed clips in random order, a control")
 
-
-def add_training_flags(parser, sizes):
-    """Add the group of how long, how much at once and how fast. sizes: a row of SIZES."""
-    add = parser.add_argument_group("training").add_argument
+    sizes, add = SIZES[size], parser.add_argument_group("training").add_argument
     add("--sgd-epochs", type=positive(float, zero=True), default=sizes["sgd_epochs"],
         help="epochs of SGD, the first stage")
     add("--epochs", type=positive(float, zero=True), default=sizes["epochs"],

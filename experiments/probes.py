@@ -16,7 +16,7 @@ import weights
 from data import HISTORY_CLIPS, Example, forecast_examples, sentence_windows
 from evaluate import counted_as, merge
 from model import sample_in_turn
-from sources import history_of, require_world
+from sources import history_of, require_world, texts_of
 from support.arguments import Parser, add_run_flags, limit_threads, pick_device, positive
 from support.encode import encode_examples
 from support.errors import require, run
@@ -25,7 +25,6 @@ from support.write import write_json
 from toy import grammar, render
 from toy.source import Toy, load_teacher
 from toy.truth import observed_steps
-from weights.teacher import texts_of
 
 NEIGHBORS = 50                 # similar histories; chosen on validation videos from 20, 50, 100
 FUTURES, DRAWS = 100, 200      # forecasts whose futures are sampled; samples of each

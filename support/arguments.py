@@ -1,8 +1,12 @@
-"""Flags that several commands share, those of a data set, and what --device means."""
+"""Flags that several commands share, those of a data set; what --device and --compile mean."""
 import argparse
+import importlib.util
 import math
+import os
+import shutil
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -57,12 +61,6 @@ def peek(argv, flag, default=None):
     first = Parser("", add_help=False)
     first.add_argument(flag, nargs="?", const="", default=default)
     return vars(first.parse_known_args(argv)[0])[flag.strip("-").replace("-", "_")]
-
-
-def asks_for_help(argv):
-    """Whether a command line (a list; None: this program's) asks for help."""
-    words = sys.argv[1:] if argv is None else argv
-    return "-h" in words or "--help" in words
 
 
 def positive(kind, zero=False, most=MOST):
@@ -124,54 +122,38 @@ def serving(names, find, command):
     return kinds
 
 
-def flags_of(kind, command):
-    """{flag: its options of add_argument} of a data.Source class."""
+def flags_of(kinds, command):
+    """The flags of data sets, {name: data.Source class} -> {flag: {name: options of add_argument}}.
+    """
     flags = {}
 
-    def add(flag, **options):
-        flags[flag] = options
-    kind.add_flags(add, command)
-    return flags
-
-
-def flags_of_all(kinds, command):
-    """{flag: {name: its options}} of data sets, {name: data.Source class}."""
-    flags = {}
+    def note(name, flag, **options):
+        flags.setdefault(flag, {})[name] = options
     for name, kind in kinds.items():
-        for flag, options in flags_of(kind, command).items():
-            flags.setdefault(flag, {})[name] = options
+        kind.add_flags(partial(note, name), command)
     return flags
-
-
-def summary(kind):
-    """The first line of what a data set's class says of itself; "" if nothing."""
-    return (kind.__doc__ or "").strip().split("\n")[0]
-
-
-def options_for_help(by_name):
-    """The options of a flag that several data sets have, {data set: options}, with what each says
-    of it. None is required, since help is asked for without any."""
-    names_of = {}                                          # {help: data sets that say so}
-    for name, options in by_name.items():
-        text = options["help"]
-        if options.get("required"):
-            text += "; needed"
-        names_of.setdefault(text, []).append(name)
-    told = list(names_of)
-    if len(told) > 1:
-        told = [f"{', '.join(names)}: {text}" for text, names in names_of.items()]
-    return next(iter(by_name.values())) | {"required": False, "help": ". ".join(told)}
 
 
 def add_for_help(parser, flags):
-    """Add the flags of several data sets, as `flags_of_all` gives them. Those that the same data
-    sets have are a group; a flag that several have is declared once."""
+    """Add the flags of several data sets, as `flags_of` gives them, so that help shows all. Those
+    that the same data sets have are a group; a flag that several have is declared once, with what
+    each says of it. None is required, since help is asked for without any."""
     groups = {}
     for flag, by_name in flags.items():
         title = "--data " + ", ".join(by_name)
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        groups[title].add_argument(flag, **options_for_help(by_name))
+        names_of = {}                                      # {help: data sets that say so}
+        for name, options in by_name.items():
+            text = options["help"]
+            if options.get("required"):
+                text += "; needed"
+            names_of.setdefault(text, []).append(name)
+        told = list(names_of)
+        if len(told) > 1:
+            told = [f"{', '.join(names)}: {text}" for text, names in names_of.items()]
+        shown = dict(next(iter(by_name.values())), required=False, help=". ".join(told))
+        groups[title].add_argument(flag, **shown)
 
 
 def add_data_flags(parser, argv, names, find, command, default="toy"):
@@ -189,22 +171,25 @@ def add_data_flags(parser, argv, names, find, command, default="toy"):
                          f"{' or '.join(serving(names, find, command))}")
 
     def whose(flag):
-        owners = flags_of_all(serving(names, find, command), command).get(flag)
+        owners = flags_of(serving(names, find, command), command).get(flag)
         if not owners:
             return ""
         return f"{flag}: --data {chosen} has no such flag; it is for --data {' or '.join(owners)}"
     parser.whose = whose
 
-    add = parser.add_argument_group("data").add_argument
-    told, helps = "which data set", asks_for_help(argv)
+    words = sys.argv[1:] if argv is None else argv
+    helps = "-h" in words or "--help" in words
+    told, kinds = "which data set", {}
     if helps:
         kinds = serving(names, find, command)
-        told = " ".join(f"{name}: {summary(one)}" for name, one in kinds.items())
+        lines = [f"{name}: {(one.__doc__ or '').strip()}" for name, one in kinds.items()]
+        told = " ".join(line.split("\n")[0] for line in lines)
+    add = parser.add_argument_group("data").add_argument
     add("--data", choices=names, default=default, help=told)
     if command != "check":
         add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
     if helps:
-        add_for_help(parser, flags_of_all(kinds, command))
+        add_for_help(parser, flags_of(kinds, command))
     else:
         kind.add_flags(parser.add_argument, command)
     return kind
@@ -287,3 +272,20 @@ def limit_threads(image, device):
 def mixed_precision(device):
     """Within it matrix products run in bfloat16 on a GPU; elsewhere nothing changes."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+def compile_modules(device, encoder, denoiser, teacher):
+    """Compile f, h if there is one (else None), and the picture tower of a pseudo_labels.Teacher.
+
+    Whole modules are compiled, when they are called first; their names in a state_dict stay.
+    InputError if there is no compiler.
+    """
+    compilers = os.environ.get("CXX", "g++"), "c++", "clang++", "cl"
+    require(any(map(shutil.which, compilers)), "--compile: needs a C++ compiler, such as g++")
+    require(device.type != "cuda" or importlib.util.find_spec("triton"), "--compile: needs triton "
+            "on a GPU: pip install triton")
+    encoder.compile()
+    if denoiser is not None:
+        denoiser.compile()
+    if teacher.size:                                   # a table of texts looks at no pictures
+        teacher.model.visual.compile()

@@ -1,5 +1,4 @@
-"""The log of a run: means since the last row, rows of metrics.jsonl, TensorBoard's events."""
-import json
+"""The log of a run: means since the last row, and TensorBoard's events."""
 import math
 import time
 
@@ -39,21 +38,6 @@ class Metrics:
             if videos and not math.isnan(value):
                 values[name] = value / videos
         return values | given | {"clips_per_s": clips / seconds}
-
-
-def rows_until(update, path):
-    """The lines (bytes) of metrics.jsonl up to those of an update. The first that is no whole row,
-    since it was being written or is damaged, ends them."""
-    rows = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            whole = line.endswith(b"\n") and json.loads(line)["step"] <= update
-        except (ValueError, TypeError, LookupError, RecursionError):
-            whole = False
-        if not whole:
-            break
-        rows.append(line)
-    return b"".join(rows)
 
 
 def open_tensorboard():

@@ -9,9 +9,10 @@ from support.errors import require
 
 
 def start(device):
-    """Join the other processes if torchrun started this one -> the device of this one."""
+    """Join the other processes if torchrun started this one -> the device of this one, its number
+    (process 0 writes the files), and how many there are."""
     if not dist.is_torchelastic_launched():
-        return device
+        return device, 0, 1
     backend = "gloo"
     if device.type == "cuda":
         count = torch.cuda.device_count()
@@ -21,7 +22,7 @@ def start(device):
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
     dist.init_process_group(backend)
-    return device
+    return device, dist.get_rank(), dist.get_world_size()
 
 
 def end():
@@ -30,16 +31,9 @@ def end():
         dist.destroy_process_group()
 
 
-def rank_and_world():
-    """(number of this process, how many there are), by torchrun. Process 0 writes the files."""
-    if not dist.is_torchelastic_launched():
-        return 0, 1
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-
-
-def own_places(batch):
-    """The places of this process in a batch: a range. InputError if they do not divide it."""
-    rank, world = rank_and_world()
+def own_places(batch, rank, world):
+    """The places in a batch of process `rank` of `world`: a range. InputError if they do not divide
+    it."""
     require(batch % world == 0, f"--batch: {batch} videos, which {world} processes do not divide")
     return range(rank * batch // world, (rank + 1) * batch // world)
 

@@ -17,7 +17,7 @@ from tqdm import tqdm, trange
 
 from support import parallel, tensors
 from support.errors import InputError, require, require_readable, too_many
-from support.log import Metrics, open_tensorboard, rows_until
+from support.log import Metrics, open_tensorboard
 from support.write import write_atomically, write_json
 
 FIRST_SAVE, LAST_SAVE, SHARE = 60.0, 600.0, 100    # s; a save may take a hundredth of the time
@@ -61,6 +61,21 @@ def is_config(path):
         return False
 
 
+def rows_until(update, path):
+    """The lines (bytes) of metrics.jsonl up to those of an update. The first that is no whole row,
+    since it was being written or is damaged, ends them."""
+    rows = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            whole = line.endswith(b"\n") and json.loads(line)["step"] <= update
+        except (ValueError, TypeError, LookupError, RecursionError):
+            whole = False
+        if not whole:
+            break
+        rows.append(line)
+    return b"".join(rows)
+
+
 class Run:
     """A run and its folder, in two moments.
 
@@ -72,10 +87,10 @@ class Run:
     unreadable: {id: reason} of the videos that this process could not read.
     """
 
-    def __init__(self, args):
+    def __init__(self, args, rank=0, world=1):
         self.out, self.resumed, self.log_every = args.out, args.resume, args.log_every
         self.max_unreadable = args.max_unreadable
-        self.rank, self.world = parallel.rank_and_world()  # process 0 writes the files
+        self.rank, self.world = rank, world                # as parallel.start gives them
         self.settings, self.checkpoint, self.unreadable, self.tried = {}, {}, {}, {}
         self.made, self.writer, self.stop, self.logged = [], None, False, False
         self.tensorboard = open_tensorboard() if args.tensorboard else None

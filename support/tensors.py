@@ -33,6 +33,21 @@ def read(path):
                          f"({type(error).__name__})") from None
 
 
+def part_of(content, key):
+    """The dict that a file's content has under a key; {} if it has none."""
+    part = content.get(key)
+    if isinstance(part, dict):
+        return part
+    return {}
+
+
+def require_whole(name, value):
+    """InputError if a tensor promises more numbers than its file has."""
+    stored = value.untyped_storage().nbytes() // value.element_size()
+    require(value.numel() <= stored, f"{name} has {value.numel()} numbers, of which {stored} are "
+            "stored")
+
+
 def save(path, model, **more):
     """Write a ProcedureModel for weights.load, with its settings and `more` (tensors and plain
     types). If writing fails, the file before stays."""

@@ -1,13 +1,12 @@
 """How a batch is made: which items it has, and the worker processes that read them ahead."""
 import functools
+import itertools
 import multiprocessing
 import signal
-from collections import deque
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from data import ORDER, LeftOut, Read, Unreadable
@@ -43,7 +42,7 @@ class Attempts(Dataset):
     def __getitem__(self, item):
         for _ in range(TRIES):
             try:
-                return share_memory(self.dataset[item])
+                return self.dataset[item]
             except LeftOut as error:
                 reason, left_out = str(error), True
                 break
@@ -54,7 +53,8 @@ class Attempts(Dataset):
 
 def share_memory(read):
     """A Read, whose tensors are in shared memory from now on if this is a worker. torch would move
-    them there later, in a thread whose errors are only printed, and all would wait for ever."""
+    them there later, in a thread whose errors are only printed, and all would wait for ever. It is
+    DataLoader's collate_fn, whose own one would make tensors of NumPy's arrays."""
     if get_worker_info() is not None:
         for value in read:
             if torch.is_tensor(value):
@@ -117,29 +117,18 @@ def read_ahead(dataset, items, workers, pin=False):
     name(item), too. pin: whether tensors go to pinned memory, from which a GPU copies without
     waiting.
     """
-    asked = deque()                                    # items that were not given yet
-
-    def ask():
-        for item in items:
-            asked.append(item)
-            yield item
-
-    def give(reads):
-        for read in reads:
-            asked.popleft()
-            yield read
-
-    loader = DataLoader(Attempts(dataset), batch_size=None, sampler=ask(), num_workers=workers,
-                        collate_fn=nn.Identity(),      # NumPy's arrays do not become tensors
-                        pin_memory=pin, worker_init_fn=ignore_signals)
+    asked, left = itertools.tee(items)                 # left: those whose Read was not given yet
+    loader = DataLoader(Attempts(dataset), batch_size=None, sampler=asked, num_workers=workers,
+                        collate_fn=share_memory, pin_memory=pin, worker_init_fn=ignore_signals)
     try:
         with iterate(loader) as reads:
-            yield give(reads)
+            yield (read for read, _ in zip(reads, left))
     except (RuntimeError, OSError, EOFError) as error:
         told = what_was_lost(error)
         if workers == 0 or not told:
             raise
-        names = dict.fromkeys(dataset.name(item) for item in asked)
+        ahead = itertools.islice(left, workers * loader.prefetch_factor)
+        names = dict.fromkeys(dataset.name(item) for item in ahead)
         raise InputError(f"{told}; use fewer --workers than {workers}, or more shared memory "
                          "(Docker: --shm-size); if a video that was being read is at fault, leave "
                          f"it out: --skip {' '.join(names)}") from None

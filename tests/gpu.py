@@ -17,8 +17,7 @@ sys.path.insert(0, ".")
 from diffusion import noise_levels, scale_of  # noqa: E402
 from model import Config  # noqa: E402
 from pseudo_labels import Teacher, soft_targets  # noqa: E402
-from support.arguments import mixed_precision  # noqa: E402
-from support.compiler import compile_modules  # noqa: E402
+from support.arguments import compile_modules, mixed_precision  # noqa: E402
 from train import SIZES, draw, objective  # noqa: E402
 from weights.checkpoint import build  # noqa: E402
 from weights.encoders import sizes_of  # noqa: E402

@@ -220,8 +220,10 @@ def test_a_data_set_can_do_what_it_has_the_labels_for(monkeypatch):
     with pytest.raises(InputError, match="--data howto100m has no labels"):
         evaluate.task_name(Namespace(task=None, data="howto100m"))
     monkeypatch.setitem(evaluate.TASKS, "direction", Direction)
-    assert evaluate.tasks_of("howto100m") == {"direction": "direction"}
-    assert evaluate.tasks_of("epic") == {"classify": "actions", "direction": "direction"}
+    with pytest.raises(InputError, match="--data howto100m can only direction$"):
+        evaluate.task_name(Namespace(task="forecast", data="howto100m"))
+    with pytest.raises(InputError, match="--data epic can only classify, direction$"):
+        evaluate.task_name(Namespace(task="forecast", data="epic"))
 
 
 def test_actions_are_shown_as_in_the_release():

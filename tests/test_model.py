@@ -14,7 +14,7 @@ from diffusion import sample
 from encoder import TimeSformer
 from model import Config
 from pseudo_labels import Teacher
-from support.compiler import compile_modules
+from support.arguments import compile_modules
 from toy.teacher import build_teacher
 from weights.checkpoint import build as build_model
 

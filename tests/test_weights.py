@@ -112,7 +112,12 @@ def test_a_task_has_classes(tmp_path):
 @pytest.mark.parametrize("sizes", [{"width": 16_000, "depth": 16}, {"frames": 9_000}])
 def test_nothing_is_made_of_a_size_that_the_tensors_have_not(tmp_path, monkeypatch, sizes):
     """Catches: a file of some kilobytes that takes all memory."""
-    monkeypatch.setattr(checkpoint, "build", lambda *args: pytest.fail("made"))
+    build_any = checkpoint.build
+
+    def outline(config, phrases):
+        assert phrases.is_meta and torch.empty(0).is_meta, "made"
+        return build_any(config, phrases)
+    monkeypatch.setattr(checkpoint, "build", outline)
     path = changed(tmp_path, "config", {"encoder": F | sizes})
     with pytest.raises(InputError, match="x.pt: does not fit .*encoder.time_embed|encoder.*size"):
         weights.load(path)
@@ -241,7 +246,7 @@ def test_who_loads_whom():
         import files.coin, files.epic, files.howto100m
         assert not {"timm", "open_clip", "weights", "toy", "model"} & {*sys.modules}
         read = loaded("files")
-        import support.run, support.encode, support.compiler, support.tensors
+        import support.run, support.encode, support.tensors
         assert not loaded("weights"), loaded("weights")
         import weights, weights.teacher
         assert loaded("files") == read and not loaded("toy")

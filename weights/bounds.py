@@ -5,57 +5,33 @@ from model import ORDERS
 from support.errors import InputError
 
 LARGEST = 2 ** 14         # of the numbers among the arguments of f and h, of either sign
-EXTREME = 1e6                # of other numbers; those that must be above 0 are at least 1 / EXTREME
+TINY, EXTREME = 1e-6, 1e6    # of other numbers; TINY is the least of those that must be above 0
 
 
-def is_number(value, low=1 / EXTREME, high=EXTREME):
-    """Whether a value is a number, and no bool, from `low` to `high`. NaN is not."""
-    is_kind = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_kind and low <= value <= high
-
-
-def is_list(values, is_good):
-    """Whether `values` is a list or a tuple, and is_good(item) of each of its items."""
-    return isinstance(values, (list, tuple)) and all(map(is_good, values))
-
-
-def is_count(value):
-    """Whether a value is a whole number above 0."""
-    return isinstance(value, int) and is_number(value)
-
-
-def is_share(value):
-    """Whether a value is a number between 0 and 1, both excluded."""
-    return is_number(value, 0, 1) and 0 < value < 1
-
-
-def is_plain(value):
-    """Whether a value can be an argument of f or h, or an item of one that is a list."""
-    return value is None or isinstance(value, (bool, str)) or is_number(value, -LARGEST, LARGEST)
-
-
-def are_arguments(sizes):
-    """Whether `sizes` can be arguments of f or h: {name: value, or list of values}."""
-    if not isinstance(sizes, dict):
+def are_numbers(values, low=TINY, high=EXTREME):
+    """Whether `values` is a list or a tuple of numbers, and no bools, from `low` to `high`. NaN is
+    no such number."""
+    if not isinstance(values, (list, tuple)):
         return False
-    for name, value in sizes.items():
-        if not isinstance(name, str) or not (is_plain(value) or is_list(value, is_plain)):
+    for value in values:
+        is_kind = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_kind or not low <= value <= high:
             return False
     return True
 
 
-def are_levels(levels):
-    """Whether `levels` can be alpha_bar: at least one share, each below the one before."""
-    if not is_list(levels, is_share) or not levels:
+def are_arguments(sizes):
+    """Whether `sizes` can be arguments of f or h: {name: value, or list of values}. A value is a
+    bool, a text, None, or a number."""
+    if not isinstance(sizes, dict) or not all(isinstance(name, str) for name in sizes):
         return False
-    return all(now > then for now, then in pairwise(levels))
-
-
-def are_pixels(pair):
-    """Whether a pair can be (mean, std) of pixels."""
-    if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-        return False
-    return is_number(pair[0], -EXTREME, EXTREME) and is_number(pair[1])
+    for value in sizes.values():
+        items = value if isinstance(value, (list, tuple)) else [value]
+        for item in items:
+            is_plain = item is None or isinstance(item, (bool, str))
+            if not is_plain and not are_numbers([item], -LARGEST, LARGEST):
+                return False
+    return True
 
 
 def check_config(config):
@@ -66,25 +42,36 @@ def check_config(config):
             value = str(getattr(config, name))[:80]
             raise InputError(f"config: {name} is {value}; {what} needed")
 
-    def is_text(value):
-        return isinstance(value, str)
-
     sizes = f"a dict of plain values, no number above {LARGEST}, is"
     need("encoder", are_arguments(config.encoder) and "kind" in config.encoder, sizes)
     need("denoiser", config.denoiser is None or are_arguments(config.denoiser), sizes)
     need("order", config.order in ORDERS, f"one of {', '.join(ORDERS)} is")
-    number = f"a number from {1 / EXTREME:g} to {EXTREME:g} is"
-    need("tau", is_number(config.tau), number)
-    need("scale", is_number(config.scale), number)
-    need("alpha_bar", are_levels(config.alpha_bar), "numbers that fall, between 0 and 1, are")
-    need("pixels", are_pixels(config.pixels), "a mean, and a deviation above 0, are")
-    need("spacing", config.spacing is None or is_number(config.spacing), number)
-    need("stride", is_count(config.stride), "a whole number above 0 is")
+    number = f"a number from {TINY:g} to {EXTREME:g} is"
+    need("tau", are_numbers([config.tau]), number)
+    need("scale", are_numbers([config.scale]), number)
+    need("spacing", config.spacing is None or are_numbers([config.spacing]), number)
+
+    levels = config.alpha_bar
+    falls = are_numbers(levels, 0, 1) and len(levels) > 0 and levels[0] < 1 and levels[-1] > 0
+    falls = falls and all(now > then for now, then in pairwise(levels))
+    need("alpha_bar", falls, "numbers that fall, between 0 and 1, are")
+    pixels = config.pixels
+    is_pair = are_numbers(pixels, -EXTREME, EXTREME) and len(pixels) == 2 and pixels[1] >= TINY
+    need("pixels", is_pair, "a mean, and a deviation above 0, are")
+
+    is_whole = isinstance(config.stride, int) and are_numbers([config.stride])
+    need("stride", is_whole, "a whole number above 0 is")
     need("history", config.history in (None, "spaced", "paper"), "spaced or paper is")
-    need("hold_out", config.hold_out is None or is_share(config.hold_out), "a share below 1 is")
-    need("classes", is_list(config.classes, is_count), "a list of whole numbers above 0 is")
-    need("names", config.names is None or is_list(config.names, is_text), "a list of texts is")
+    share = config.hold_out
+    is_share = are_numbers([share], 0, 1) and 0 < share < 1
+    need("hold_out", share is None or is_share, "a share below 1 is")
+
+    classes = config.classes
+    are_counts = are_numbers(classes) and all(isinstance(count, int) for count in classes)
+    need("classes", are_counts, "a list of whole numbers above 0 is")
+    names = [] if config.names is None else config.names
+    are_texts = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    need("names", are_texts, "a list of texts is")
     for name in "task", "clip", "clip_weights", "first_phrase":
-        value = getattr(config, name)
-        need(name, value is None or is_text(value), "a text is")
-    need("classes", config.classes or config.task is None, "a number for each label set is")
+        need(name, isinstance(getattr(config, name), (str, type(None))), "a text is")
+    need("classes", classes or config.task is None, "a number for each label set is")

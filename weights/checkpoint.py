@@ -10,11 +10,12 @@ from denoiser import Denoiser, MaskedDenoiser
 from model import Config, ProcedureModel
 from support.arguments import INCLUDED
 from support.errors import InputError, require
+from support.tensors import part_of, require_whole
 from support.tensors import read as read
 from support.tensors import save as save
 from weights.bounds import check_config
 from weights.encoders import TEACHER, check_encoder, make, make_encoder
-from weights.names import convert_released, part_of, require_whole, tensors_of
+from weights.names import convert_released, tensors_of
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # from which the released models start
 DENOISERS = {"diffusion": Denoiser, "mask": MaskedDenoiser, "none": MaskedDenoiser}    # --order
@@ -22,23 +23,18 @@ LEAST = 0.1               # share of the numbers of f, or of h, that a start mus
 
 
 # --- Models ---
-def assemble(config, phrases):
-    """A ProcedureModel whose f was not looked at yet, on torch's default device."""
+def build(config, phrases):
+    """The only way to make a ProcedureModel: from a Config and phrases (K, D). InputError if f is
+    not what data.Encoder says. Phrases on the device meta: an outline, of shapes without numbers.
+    """
     D, h = phrases.shape[1], None
     f = make_encoder(config.encoder, D)
     if config.denoiser is not None:
         arguments = dict(config.denoiser, dim=D, levels=len(config.alpha_bar))
         h = make(DENOISERS[config.order], arguments)
+    if config.encoder["kind"] != TEACHER and not phrases.is_meta:
+        check_encoder(f, D)                            # TEACHER reads what another made of a clip
     return ProcedureModel(config, phrases, f, h)
-
-
-def build(config, phrases):
-    """The only way to make a ProcedureModel: from a Config and phrases (K, D). InputError if f is
-    not what data.Encoder says."""
-    model = assemble(config, phrases)
-    if config.encoder["kind"] != TEACHER:              # which reads what the teacher made of a clip
-        check_encoder(model.encoder, model.dim)
-    return model
 
 
 def require_tensors(config, w):
@@ -48,8 +44,8 @@ def require_tensors(config, w):
         require(torch.is_tensor(value), f"{name} is no tensor")
         require_whole(name, value)
     try:
-        with torch.device("meta"):                     # shapes without numbers
-            outline = assemble(config, w["phrases"])
+        with torch.device("meta"):
+            outline = build(config, w["phrases"].to("meta"))
     except InputError:                                 # an f that needs numbers when it is made, or
         return                                         # what `build` will name
     outline.load_state_dict(w, assign=True)

@@ -7,7 +7,7 @@ asked for.
 import inspect
 import json
 import math
-from importlib import import_module
+from pkgutil import resolve_name
 from textwrap import shorten
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 
 from denoiser import Denoiser
 from support.errors import InputError, require
-from weights.bounds import LARGEST, is_list, is_number
+from weights.bounds import LARGEST, are_numbers
 
 TEACHER = "teacher"       # the teacher in place of f, CLIP's row of Table 2; not for --encoder
 SETTLED = "dim", "features", "clips", "levels"     # arguments that the teacher, data, N and T give
@@ -42,18 +42,6 @@ ENCODERS = {
 
 
 # --- What is made ---
-def choices():
-    """The names that --encoder can have."""
-    return [name for name in ENCODERS if name != TEACHER]
-
-
-def class_of(kind):
-    """The class of a line of ENCODERS. InputError if there is none."""
-    require(kind in ENCODERS, f"encoder {kind}: not one of {', '.join(ENCODERS)}")
-    module, name = ENCODERS[kind].where.split(":")
-    return getattr(import_module(module), name)
-
-
 def sizes_of(kind, size, chosen=None):
     """Config.encoder: the kind of f and its arguments at a --size. chosen: those of --set."""
     line = ENCODERS[kind]
@@ -75,9 +63,11 @@ def make(kind, arguments):
 
 def make_encoder(sizes, dim=512):
     """f of a Config.encoder; dim: D. InputError if it cannot be made."""
+    kind = sizes["kind"]
+    require(kind in ENCODERS, f"encoder {kind}: not one of {', '.join(ENCODERS)}")
     arguments = {name: value for name, value in sizes.items() if name != "kind"}
     arguments["dim"] = dim
-    return make(class_of(sizes["kind"]), arguments)
+    return make(resolve_name(ENCODERS[kind].where), arguments)
 
 
 def check_encoder(f, dim):
@@ -121,7 +111,7 @@ def value_of(text):
     if value is None or isinstance(value, bool):
         return value
     items = value if isinstance(value, list) else [value]
-    if not is_list(items, lambda item: is_number(item, -LARGEST, LARGEST)):
+    if not are_numbers(items, -LARGEST, LARGEST):
         raise ValueError(text)
     return value
 
@@ -129,7 +119,7 @@ def value_of(text):
 def overrides(given, kind, order):
     """--set NAME=VALUE ... -> {NAME: value}, of an f of this --encoder and an h of this --order.
     InputError for an unknown name, or a value that is none."""
-    known = [f"encoder.{name}" for name in arguments_of(class_of(kind))]
+    known = [f"encoder.{name}" for name in arguments_of(resolve_name(ENCODERS[kind].where))]
     if order != "none":
         known += [f"denoiser.{name}" for name in arguments_of(Denoiser)]
     values = {}

@@ -8,6 +8,7 @@ from data import PIXELS
 from diffusion import LEVELS, released_levels
 from losses import TAU
 from support.errors import require
+from support.tensors import part_of, require_whole
 
 # Their name, our name, and from there on whose it is. The first fit decides; what * or (a|b)
 # stands for is kept. A name that no row fits stays: it is ours already, or of what is not read.
@@ -39,21 +40,6 @@ def our_name(name):
         if fits:
             return ours.replace("*", "{}").format(*fits.groups())
     return name
-
-
-def part_of(content, key):
-    """The dict that a file's content has under a key; {} if it has none."""
-    part = content.get(key)
-    if isinstance(part, dict):
-        return part
-    return {}
-
-
-def require_whole(name, value):
-    """InputError if a tensor promises more numbers than its file has."""
-    stored = value.untyped_storage().nbytes() // value.element_size()
-    require(value.numel() <= stored, f"{name} has {value.numel()} numbers, of which {stored} are "
-            "stored")
 
 
 def tensors_of(content):

@@ -7,7 +7,6 @@ import numpy as np
 import open_clip
 import torch
 from torch import nn
-from torch.nn import functional
 
 from pseudo_labels import Teacher
 from support.errors import InputError, require
@@ -79,36 +78,3 @@ def open_pretrained(clip, clip_weights=None, device="cpu"):
                          " only this model's tensors") from None
     pictures = model.visual.preprocess_cfg
     return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)
-
-
-def require_classes(model, names):
-    """InputError if a checkpoint is fine-tuned to other classes than `names`, with the first that
-    differs."""
-    config = model.config
-    if config.task is None:
-        return
-    tuned = config.names or names                          # a published file holds no names
-    if list(config.classes) == [len(names)] and list(tuned) == list(names):
-        return
-    known, here = tuned[0], names[0]
-    for one, other in zip(tuned, names):
-        if one != other:
-            known, here = one, other
-            break
-    raise InputError(f"{model.path}: is fine-tuned to {sum(config.classes)} classes, such as "
-                     f"{known!r}; here are {len(names)}, with {here!r} in its place; give the "
-                     "--data or --steps of its training")
-
-
-def texts_of(model, teacher, names):
-    """The teacher's embeddings (S, D) of a label set, on the model's device. InputError for another
-    teacher than the checkpoint was trained with, or for other classes than it is fine-tuned to."""
-    require_classes(model, names)
-    texts = teacher.encode_phrases(names).to(model.phrases.device)
-    first, same = model.config.first_phrase, texts.shape[1] == model.dim
-    if same and first is not None and len(model.phrases):
-        now = teacher.encode_phrases([first]).to(model.phrases)
-        same = functional.cosine_similarity(now, model.phrases[:1]).item() > 0.999
-    require(same, f"{model.path}: was trained with another teacher, whose embeddings differ; "
-            "give the same --clip and --clip-weights (the toy world's is --clip toy)")
-    return texts
