@@ -307,7 +307,8 @@ def open_unlabeled(args, model, teacher, split="test"):
 def open_labeled(args, task, model, device, split, looks=True):
     """The videos of a Task, as a checkpoint reads them -> their Source; names of the classes; the
     teacher, and its texts (S, D). Names are None if the classes have none; the last two for a task
-    without names of steps. looks: whether the teacher sees the clips, too."""
+    without names of steps. looks: whether the teacher sees the clips, too; if not, texts are only
+    for a model that has their space."""
     f, config = model.encoder, model.config
     source, lists = list_for(args, model, split)
     names = teacher = texts = None
@@ -319,7 +320,7 @@ def open_labeled(args, task, model, device, split, looks=True):
     choose(source, lists.videos, args.skip)
     if source.widths:
         require_widths(source, f.features, model.dim)
-    if "names" in task.needs:
+    if "names" in task.needs and (looks or config.text_space):
         clip, clip_weights = clip_of(model, args)
         teacher = open_teacher(clip, clip_weights, device)
         texts = texts_of(model, teacher, names)

@@ -84,6 +84,7 @@ def check_config(config):
     need("hold_out", config.hold_out is None or is_share(config.hold_out), "a share below 1 is")
     need("classes", is_list(config.classes, is_count), "a list of whole numbers above 0 is")
     need("names", config.names is None or is_list(config.names, is_text), "a list of texts is")
+    need("text_space", isinstance(config.text_space, bool), "true or false is")
     for name in "task", "clip", "clip_weights", "first_phrase":
         value = getattr(config, name)
         need(name, value is None or is_text(value), "a text is")

@@ -102,9 +102,12 @@ def require_classes(model, names):
 
 def texts_of(model, teacher, names):
     """The teacher's embeddings (S, D) of a label set, on the model's device. InputError for another
-    teacher than the checkpoint was trained with, or for other classes than it is fine-tuned to."""
+    teacher than the checkpoint was trained with, or for other classes than it is fine-tuned to. If
+    the model has no text space, any teacher will do."""
     require_classes(model, names)
     texts = teacher.encode_phrases(names).to(model.phrases.device)
+    if not model.config.text_space:                    # nothing of the model's is matched with them
+        return texts
     first, same = model.config.first_phrase, texts.shape[1] == model.dim
     if same and first is not None and len(model.phrases):
         now = teacher.encode_phrases([first]).to(model.phrases)
