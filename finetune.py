@@ -9,7 +9,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
     classify, --data epic  x = f(v), 32 frames of an action         f and classifier   Table 3
 
 The classifier is one linear layer, its logits divided by tau. The loss is its cross entropy alone,
-and noise is zero, as in the release. After `--order none` a new h is trained.
+and noise is zero, as in the release. After `--order none`, or on a published f alone, a new h is
+trained.
 
     settings  paper                    release                          here
     COIN      AdamW, 15 epochs, batch  SGD 5e-3, stepped at epochs 0,   AdamW, 1e-3 linearly to 0,
@@ -265,7 +266,8 @@ def parse(argv):
 
     add = parser.add_argument_group("model").add_argument
     add("--init", type=Path, help="start from a run folder or a file, also a published one "
-        "(default: runs/pretrain, else the included checkpoint); teacher: its features alone")
+        "(default: runs/pretrain, else the included checkpoint); timm: ImageNet's ViT as f; "
+        "teacher: its features alone")
     add_history_flag(add)
     add_teacher_flags(add)
 

@@ -63,7 +63,8 @@ def test_f_alone_embeds_by_its_class_token_or_projection(tmp_path, name):
 @torch.no_grad()
 def test_an_image_model_as_f_is_only_for_a_start(tmp_path, monkeypatch):
     """Catches: pixels of videos for an image model; other features than those of its class token
-    where all frames are the same; a place in time; a file that has no --init taken as a model."""
+    where all frames are the same; a place in time; an image model that is loaded as a checkpoint;
+    another attention read as if it were divided."""
     image = timm_model()
     content = {"state_dict": image.state_dict(), "config": {"heads": 2}}
     torch.save(content, tmp_path / "x.pt")
@@ -72,6 +73,10 @@ def test_an_image_model_as_f_is_only_for_a_start(tmp_path, monkeypatch):
         load_init("timm", 6)                           # the real one has 64 numbers for each head
     with pytest.raises(InputError, match="image models are for --init"):
         weights.load(tmp_path / "x.pt")
+    joint = image.state_dict() | {"time_embed": torch.zeros(1, 8, WIDTH)}
+    torch.save(content | {"state_dict": joint}, tmp_path / "joint.pt")
+    with pytest.raises(InputError, match="joint.pt: does not fit .*temporal_attn"):
+        load_init(tmp_path / "joint.pt", 6)            # attention over space and time at once
     model, pixels = load_init(tmp_path / "x.pt", 6), torch.randn(2, 3, 32, 32)
     assert model.config.pixels == (.5, .5) and model.encoder.frames == 6
     still = pixels[:, :, None].expand(-1, -1, 6, -1, -1)
