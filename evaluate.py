@@ -360,11 +360,11 @@ def task_name(args):
 
 def require_task(model, name, args):
     """InputError unless the model can do the task: it is fine-tuned for it; or it is not
-    fine-tuned, no label is without a name, and there is h if it is needed."""
+    fine-tuned, no label is without a name that it can match, and there is h if it is needed."""
     config, task = model.config, TASKS[name]
     fits, state = config.task == name, f"fine-tuned for {config.task}"
     if not config.task:
-        texts = "names" in task.needs or not task.needs
+        texts = "names" in task.needs and config.text_space or not task.needs
         fits, state = texts and not task.frames, "not fine-tuned"
         if task.needs_h and model.denoiser is None:
             fits = False

@@ -9,7 +9,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
     classify, --data epic  x = f(v), 32 frames of an action         f and classifier   Table 3
 
 The classifier is one linear layer, its logits divided by tau. The loss is its cross entropy alone,
-and noise is zero, as in the release. After `--order none` a new h is trained.
+and noise is zero, as in the release. After `--order none`, or on a published f alone, a new h is
+trained.
 
     settings  paper                    release                          here
     COIN      AdamW, 15 epochs, batch  SGD 5e-3, stepped at epochs 0,   AdamW, 1e-3 linearly to 0,
@@ -35,7 +36,6 @@ from torch.distributed import is_torchelastic_launched
 from torch.nn.functional import nll_loss, normalize
 from torch.nn.utils import clip_grad_norm_
 
-import weights
 from data import LABELS
 from evaluate import TASKS, examples_of, task_name
 from losses import TAU
@@ -58,7 +58,7 @@ from support.encode import LabeledExamples, encode_examples
 from support.errors import require
 from support.run import Run, learning_rate
 from support.workers import epoch_order, items, join, read_ahead
-from weights.checkpoint import build, init_from
+from weights.checkpoint import build, init_from, load_init
 from weights.encoders import sizes_of
 
 DROPOUT = 0.1             # of h's tokens
@@ -109,7 +109,8 @@ def teacher_as_model(args, device):
 
 def with_classifier(init, name, classes, names, texts):
     """The model of --init with a classifier of these classes, for a Task. It starts as `match` with
-    the texts (S, D), or at zero without texts."""
+    the texts (S, D), or at zero without texts. Its logits are divided by the tau of --init; a
+    published f has the paper's, as in the release."""
     task, config = TASKS[name], replace(init.config, task=name, classes=classes, names=names)
     if task.trained == "denoiser":
         heads = max(4, init.dim // 64)                     # of a new h
@@ -128,6 +129,8 @@ def with_classifier(init, name, classes, names, texts):
     model.requires_grad_(False)
     model.classifier.requires_grad_(True)
     model.get_submodule(task.trained).requires_grad_(True)
+    if not config.text_space:
+        model.encoder.head.requires_grad_(False)       # the identity, or a space of other texts
     return model
 
 
@@ -138,9 +141,12 @@ def open_init(args, task, device):
         require(frozen and args.data != "features", "--init teacher: only with --task classify, "
                 "and not for features")
         return teacher_as_model(args, device)
-    init = weights.load(args.init)
-    require(not init.config.task and (init.denoiser or len(init.phrases)), f"--init {args.init}: "
-            "is fine-tuned, or a published f alone; give a run of --stage pretrain")
+    frames = sizes_of("timesformer", data_set(args.data).size)["frames"]   # of ImageNet's ViT as f
+    init = load_init(args.init, frames)
+    require(not init.config.task, f"--init {args.init}: is fine-tuned; give a run of --stage "
+            "pretrain, or a published f")
+    if not init.config.text_space:
+        print(f"{args.init}: f alone, D = {init.dim}; the classifier starts at zero")
     require(init.denoiser or not task.needs_h or task.trained == "denoiser", f"--init {args.init}: "
             f"was trained without h, which --task {args.task} needs")
     return init
@@ -260,7 +266,8 @@ def parse(argv):
 
     add = parser.add_argument_group("model").add_argument
     add("--init", type=Path, help="start from a run folder or a file, also a published one "
-        "(default: runs/pretrain, else the included checkpoint); teacher: its features alone")
+        "(default: runs/pretrain, else the included checkpoint); timm: ImageNet's ViT as f; "
+        "teacher: its features alone")
     add_history_flag(add)
     add_teacher_flags(add)
 

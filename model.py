@@ -49,6 +49,8 @@ class Config:
     task: str | None = None       # the Task of evaluate.py it is fine-tuned for
     classes: tuple = ()           # how many classes each label set of the task has
     names: list | None = None     # of the classes, if they have names
+    text_space: bool = True       # whether D is that of the teacher's texts, so that clips can be
+    #                               matched with them; some published f have no such space
     clip: str | None = None       # the teacher: "toy", a model of open_clip, or local-dir:DIR
     clip_weights: str | None = None
     first_phrase: str | None = None        # a teacher fits if it embeds this text as phrases[0]

@@ -147,6 +147,8 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     require_world(model)
     require(config.task in (None, "forecast"), f"{checkpoint}: is fine-tuned for {config.task}; "
             "give the checkpoint it was made from, or one that is fine-tuned for forecast")
+    require(config.text_space, f"{checkpoint}: its f has no text space, in which the steps of a "
+            "window could be named; evaluate.py measures it")
     source = open_one(video, name, model, seed)
     names = steps or steps_of(model)
     require(names, "--steps is needed: a file with a step per line")

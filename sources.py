@@ -84,9 +84,12 @@ def require_classes(model, names):
 
 def texts_of(model, teacher, names):
     """The teacher's embeddings (S, D) of a label set, on the model's device. InputError for another
-    teacher than the checkpoint was trained with, or for other classes than it is fine-tuned to."""
+    teacher than the checkpoint was trained with, or for other classes than it is fine-tuned to. If
+    the model has no text space, any teacher will do."""
     require_classes(model, names)
     texts = teacher.encode_phrases(names).to(model.phrases.device)
+    if not model.config.text_space:                    # nothing of the model's is matched with them
+        return texts
     first, same = model.config.first_phrase, texts.shape[1] == model.dim
     if same and first is not None and len(model.phrases):
         now = teacher.encode_phrases([first]).to(model.phrases)
@@ -332,7 +335,8 @@ def open_unlabeled(args, model, teacher, split="test"):
 def open_labeled(args, task, model, device, split, looks=True):
     """The videos of a Task, as a checkpoint reads them -> their Source; names of the classes; the
     teacher, and its texts (S, D). Names are None if the classes have none; the last two for a task
-    without names of steps. looks: whether the teacher sees the clips, too."""
+    without names of steps. looks: whether the teacher sees the clips, too; if not, texts are only
+    for a model that has their space."""
     f, config = model.encoder, model.config
     source, lists = list_for(args, model, split)
     names = teacher = texts = None
@@ -344,7 +348,7 @@ def open_labeled(args, task, model, device, split, looks=True):
     choose(source, lists.videos, args.skip)
     if source.widths:
         require_widths(source, f.features, model.dim)
-    if "names" in task.needs:
+    if "names" in task.needs and (looks or config.text_space):
         clip, clip_weights = clip_of(model, args)
         teacher = open_teacher(clip, clip_weights, device)
         texts = texts_of(model, teacher, names)

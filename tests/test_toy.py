@@ -10,6 +10,8 @@ from commands import call, fails
 
 from data import NarratedVideos, forecast_examples
 from files.video import find_videos, read_clips
+from losses import match
+from support.read import load_phrases
 from toy import __main__, grammar, render, source, teacher
 from toy.grammar import PROCEDURES, STEP_ID, STEPS, Grammar, make_video
 
@@ -59,6 +61,22 @@ def test_default_world_is_that_of_the_published_figures():
     frames = np.concatenate([*map(render.render, videos[::200])])
     assert frames.dtype == np.uint8 and frames.shape[1:] == (3, render.SIZE, render.SIZE)
     assert frames.sum() == pytest.approx(51_396_527, rel=1e-5)    # another draw of noise: 5e-4
+
+
+def test_sentences_of_wikihow_stand_for_the_phrases_of_the_pool():
+    """Catches: a sentence without its phrase; one that the teacher reads as another; a pool that
+    names a held-out step or a lamp, or has a sentence that the teacher was trained with."""
+    path = teacher.HOWTO_FILE.with_name("wikihow.txt")
+    known, pool = teacher.HOWTO_FILE.read_text("utf-8").splitlines(), load_phrases(path)
+    assert len(pool) == len(grammar.PHRASES) and not {*known} & {*pool}
+    for sentence, phrase in zip(pool, grammar.PHRASES):
+        words = set(sentence.lower().rstrip(".").split())
+        assert words >= set(phrase.split()) and not words & {"lamp", "light", "lit", "dark"}
+        assert not any(words >= set(step.split()) for step in grammar.HELD_OUT), sentence
+    clip = source.load_teacher("cpu")
+    texts, phrases = clip.encode_phrases(pool), clip.encode_phrases(grammar.PHRASES)
+    likeliest = match(texts, phrases, 1.0).argmax(-1)
+    assert (likeliest == torch.arange(len(pool))).float().mean() > .9
 
 
 def test_held_out_steps_are_never_named():

@@ -94,7 +94,8 @@ NAN, INF = float("nan"), float("inf")
     ("pixels", (.4,)), ("pixels", None), ("spacing", 0), ("spacing", "9"), ("stride", 0),
     ("stride", 1.5), ("history", "long"), ("hold_out", 1), ("hold_out", NAN), ("classes", [0]),
     ("classes", 3), ("classes", [1.5]), ("classes", [10 ** 9]), ("names", "ab"), ("names", [1, 2]),
-    ("task", 3), ("clip", 3), ("clip_weights", []), ("first_phrase", 3)])
+    ("text_space", 1), ("text_space", None), ("task", 3), ("clip", 3), ("clip_weights", []),
+    ("first_phrase", 3)])
 def test_a_config_out_of_bounds_is_one_line_with_its_key(tmp_path, key, value):
     """Catches: a number that makes NaN of every score; memory for a billion numbers; a traceback;
     an error that does not say which value it is of."""

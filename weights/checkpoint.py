@@ -15,7 +15,7 @@ from support.tensors import read as read
 from support.tensors import save as save
 from weights.bounds import check_config
 from weights.encoders import TEACHER, check_encoder, make, make_encoder
-from weights.names import convert_released, tensors_of
+from weights.names import convert_released, tensors_of, with_time
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # from which the released models start
 DENOISERS = {"diffusion": Denoiser, "mask": MaskedDenoiser, "none": MaskedDenoiser}    # --order
@@ -51,12 +51,13 @@ def require_tensors(config, w):
     outline.load_state_dict(w, assign=True)
 
 
-def rebuild(content):
+def rebuild(content, frames=None):
     """The model that the content of a file holds, ours or published. InputError if a tensor is
-    absent, unexpected or of another shape, or a value of its config out of bounds."""
+    absent, unexpected or of another shape, or a value of its config out of bounds. frames: as in
+    `convert_released`."""
     try:
         if "encoder" not in part_of(content, "config"):
-            content = convert_released(content)
+            content = convert_released(content, frames)
         w, config = content["model"], Config(**content["config"])
         check_config(config)
         require_tensors(config, w)
@@ -78,9 +79,13 @@ def load(path=None):
     comes with the code. InputError as `read` and `rebuild`."""
     if path is None:
         path = INCLUDED
-    content = read(path)
+    return rebuild_from(path, read(path))
+
+
+def rebuild_from(path, content, frames=None):
+    """`rebuild`, in eval mode, of the content of a file that errors name."""
     try:
-        model = rebuild(content)
+        model = rebuild(content, frames)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     model.path = path
@@ -100,6 +105,19 @@ def download():
                          "and give --init FILE") from None
 
 
+def content_of(source):
+    """The content of a run, a file or "timm"."""
+    if str(source) == "timm":
+        return download()
+    return read(source)
+
+
+def load_init(source, frames):
+    """What fine-tuning starts from -> a ProcedureModel as `load` has it. A ViT of ImageNet, "timm"
+    or a file, becomes an f that reads `frames` frames. InputError as `load`."""
+    return rebuild_from(source, content_of(source), frames)
+
+
 def open_start(source, world=None):
     """{name of ours: tensor} of a run, a file or "timm", for `init_from`; None for "none".
 
@@ -107,30 +125,14 @@ def open_start(source, world=None):
     """
     if str(source) == "none":
         return None
-    content = download() if str(source) == "timm" else read(source)
+    content = content_of(source)
     before = part_of(content, "settings").get("world", world)
     require(None in (world, before) or before == world, f"--init {source}: was trained in version "
             f"{before} of the --data; this code has {world}")
     w = tensors_of(content)
-    is_image_model = not any("temporal_attn" in name for name in w)
-    if "encoder.pos_embed" in w and is_image_model:
+    if "encoder.pos_embed" in w and not any("temporal_attn" in name for name in w):
         return with_time(w)
     return w
-
-
-def with_time(w):
-    """The tensors of an image model, and those that it lacks as a TimeSformer: copies of its
-    attention and the norm before it stand in for the temporal ones; time_embed and temporal_fc are
-    0, so f starts as this model."""
-    found = {"encoder.time_embed": torch.zeros(1, 1, w["encoder.pos_embed"].shape[-1])}
-    for name, value in w.items():
-        if name.startswith("encoder.head"):            # of ImageNet's classes
-            continue
-        found[name] = value
-        found[re.sub(r"\.(attn|norm1)\.", r".temporal_\1.", name)] = value
-        if ".attn.proj." in name:
-            found[name.replace(".attn.proj.", ".temporal_fc.")] = torch.zeros_like(value)
-    return found
 
 
 def resize(name, value, shape):

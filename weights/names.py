@@ -5,10 +5,13 @@ import re
 import torch
 
 from data import PIXELS
-from diffusion import LEVELS, released_levels
+from diffusion import noise_levels, released_levels, scale_of
 from losses import TAU
 from support.errors import require
 from support.tensors import part_of, require_whole
+
+IMAGE_PIXELS = 0.5, 0.5                # of timm's ViT of ImageNet, as data.PIXELS
+CLIP_WIDTH, MPNET_WIDTH = 512, 768     # D of the texts of ProcedureVRL, and of DistantSup
 
 # Their name, our name, and from there on whose it is. The first fit decides; what * or (a|b)
 # stands for is kept. A name that no row fits stays: it is ours already, or of what is not read.
@@ -58,6 +61,28 @@ def tensors_of(content):
     return {our_name(name): value for name, value in w.items()}
 
 
+def is_image_model(w):
+    """Whether tensors under our names are those of a ViT, which reads one picture."""
+    is_vit = "encoder.pos_embed" in w and "encoder.time_embed" not in w
+    return is_vit and not any("temporal_attn" in name for name in w)
+
+
+def with_time(w, frames=1):
+    """The tensors of an image model, and those that it lacks as a TimeSformer: copies of its
+    attention and the norm before it stand in for the temporal ones; time_embed and temporal_fc are
+    0, so f starts as this model."""
+    width = w["encoder.pos_embed"].shape[-1]
+    found = {"encoder.time_embed": torch.zeros(1, frames, width)}
+    for name, value in w.items():
+        if name.startswith("encoder.head"):            # of ImageNet's classes
+            continue
+        found[name] = value
+        found[re.sub(r"\.(attn|norm1)\.", r".temporal_\1.", name)] = value
+        if ".attn.proj." in name:
+            found[name.replace(".attn.proj.", ".temporal_fc.")] = torch.zeros_like(value)
+    return found
+
+
 # --- A published model: its Config and its tensors under our names ---
 def released_encoder(w, heads):
     """Config.encoder of published tensors. heads: of attention, which no tensor tells; None: one
@@ -94,19 +119,49 @@ def released_task(classes, denoiser):
     return "forecast" if denoiser else "classify"
 
 
-def convert_released(content):
+def with_space(w):
+    """The tensors of a published TimeSformer without h and classifier, with the head that it embeds
+    clips by; and whether that is among the texts of CLIP.
+
+    A head as wide as the texts that an f was published with projects among them, and stays. Any
+    other is of classes, such as Kinetics', or absent. In its place is the identity, so clips are
+    embedded as their class token, and D is its width.
+    """
+    head = w.get("encoder.head.weight")
+    if head is not None and len(head) in (CLIP_WIDTH, MPNET_WIDTH):
+        return w, len(head) == CLIP_WIDTH
+    square = w["encoder.blocks.0.attn.proj.weight"]        # (width, width), so the file has as much
+    found = dict(w)
+    found["encoder.head.weight"] = torch.zeros_like(square).fill_diagonal_(1)
+    found["encoder.head.bias"] = square.new_zeros(len(square))
+    return found, False
+
+
+def convert_released(content, frames=None):
     """The content of a published file -> that of a file of ours. Its classifiers become one. Ours
-    are divided by tau, the release's of forecasts are not: their weights are multiplied by tau."""
-    w = tensors_of(content)
+    are divided by tau, the release's of forecasts are not: their weights are multiplied by tau.
+
+    frames: of an f that is made of an image model; None: an image model is refused. Nothing is
+    published of how f alone is followed by h or a classifier. So tau is the paper's, by which the
+    release divides a classifier, too; scale and levels are those of `diffusion.py` for its D. A
+    new h is that of the mask (`order`), which no noise reaches: only the scale has an effect on it.
+    """
+    w, pixels = tensors_of(content), PIXELS
     require("phrases" not in w, "the state_dict of a model of this code, which lacks tau and the "
             "noise schedule; save the model: `weights.save(path, model)`")
+    if frames is not None and is_image_model(w):
+        w, pixels = with_time(w, frames), IMAGE_PIXELS
     encoder = released_encoder(w, part_of(content, "config").get("heads"))
-    denoiser, levels, factor = released_denoiser(w), LEVELS, 1.0
-    if denoiser:
-        levels, factor = denoiser["layers"], TAU
-    tensors = {name: w[name] for name in w if name.startswith(("encoder.", "denoiser."))}
-    tensors["phrases"] = torch.zeros(0, len(w["encoder.head.weight"]))     # (0, D): unknown
+    denoiser, factor, text_space = released_denoiser(w), 1.0, True
     sets = [name for name in ("cls", "v", "n") if f"classifier.{name}.weight" in w]
+    if encoder["kind"] == "timesformer" and not denoiser and not sets:
+        w, text_space = with_space(w)
+    D = len(w["encoder.head.weight"])
+    scale, levels = scale_of(D), noise_levels(D)
+    if denoiser:
+        scale, levels, factor = 1.0, released_levels(denoiser["layers"]), TAU
+    tensors = {name: w[name] for name in w if name.startswith(("encoder.", "denoiser."))}
+    tensors["phrases"] = torch.zeros(0, D)                                 # unknown
     classes = [len(w[f"classifier.{name}.weight"]) for name in sets]
     if sets:
         for part in "weight", "bias":
@@ -114,6 +169,6 @@ def convert_released(content):
             tensors[f"classifier.{part}"] = joined * factor
     config = {"encoder": encoder, "denoiser": denoiser,
               "order": "diffusion" if denoiser else "none",
-              "task": released_task(classes, denoiser), "classes": classes, "pixels": PIXELS,
-              "tau": TAU, "scale": 1.0, "alpha_bar": released_levels(levels).tolist()}
+              "task": released_task(classes, denoiser), "classes": classes, "pixels": pixels,
+              "tau": TAU, "scale": scale, "alpha_bar": levels.tolist(), "text_space": text_space}
     return {"model": tensors, "config": config}
