@@ -78,6 +78,7 @@ class Settings(NamedTuple):
     sgd: bool = False         # SGD with momentum in place of AdamW
     cuts: tuple = ()          # the shares of the epochs after which the rate is cut to a tenth;
     #                           none: it rises, and falls to 0
+    logit_tau: float | None = None         # temperature of the classifier's logits; None: f's
     mixed: bool = False       # `see_mixed` and `mixed_loss`; f's last layer stays as it is
 
 
@@ -91,7 +92,7 @@ SETTINGS = {
 COIN_CUTS, EPIC_CUTS = (11 / 15, 14 / 15), (30 / 50, 40 / 50)
 RELEASED = {
     "classifier": Settings(epochs=15.0, lr=5e-3, decay=1e-4, sgd=True, cuts=COIN_CUTS),
-    "denoiser": Settings(epochs=30.0, lr=5e-3, decay=1e-4, sgd=True, cuts=COIN_CUTS),
+    "denoiser": Settings(epochs=30.0, lr=5e-3, decay=1e-4, sgd=True, cuts=COIN_CUTS, logit_tau=1.0),
     "encoder": Settings(epochs=50.0, lr=1e-4, decay=5e-2, cuts=EPIC_CUTS, mixed=True),
 }
 AUGMENT, MIX = v2.RandAugment(), v2.MixUp(alpha=0.1)    # strengths of RandAugment: torchvision's
@@ -220,7 +221,7 @@ def with_classifier(init, name, classes, names, texts):
 
 
 def keep_last_layer(encoder):
-    """Train f, but for the projection after it, if it has one by this name (release)."""
+    """Do not train f's projection into the text space, its `head` (release)."""
     for name, parameter in encoder.named_parameters():
         if name.startswith("head."):
             parameter.requires_grad_(False)
@@ -260,12 +261,13 @@ def set_up_tuning(args, run, device):
 
     # 2. The model. If f stays as it is, each clip goes through it once.
     torch.manual_seed(args.seed)
+    settings = settings_of(name, args.recipe)
     clip, clip_weights = clip_of(init, args)
     init.config = replace(init.config, clip=clip, clip_weights=clip_weights, history=history,
-                          hold_out=args.hold_out)
+                          hold_out=args.hold_out, logit_tau=settings.logit_tau)
     classes = task.classes(source.listed, names)
     model = with_classifier(init, name, classes, names, texts).to(device)
-    if settings_of(name, args.recipe).mixed:
+    if settings.mixed:
         keep_last_layer(model.encoder)
     if run.checkpoint:
         model.load_state_dict(run.checkpoint["model"])

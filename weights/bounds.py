@@ -83,6 +83,7 @@ def check_config(config):
     need("history", config.history in (None, "spaced", "paper"), "spaced or paper is")
     need("hold_out", config.hold_out is None or is_share(config.hold_out), "a share below 1 is")
     need("classes", is_list(config.classes, is_count), "a list of whole numbers above 0 is")
+    need("logit_tau", config.logit_tau is None or is_number(config.logit_tau), number)
     need("names", config.names is None or is_list(config.names, is_text), "a list of texts is")
     for name in "task", "clip", "clip_weights", "first_phrase":
         value = getattr(config, name)
