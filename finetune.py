@@ -17,8 +17,10 @@ trained.
               of 64 (Sec. 4)           11, 14 of 15; twice as many if   15 epochs, activities 60 (a
                                        h is trained; decay 1e-4         video is one example); 1e-2
     EPIC      the same                 AdamW 1e-4, stepped at epochs    AdamW, 1e-4 linearly to 0,
-                                       0, 30, 40 of 50; decay 5e-2      50 epochs; decay 5e-2
-What is trained is said by a Task (evaluate.py); the settings are in SETTINGS.
+                                       0, 30, 40 of 50; decay 5e-2;     50 epochs; decay 5e-2
+                                       MixUp, RandAugment
+What is trained is said by a Task (evaluate.py); the settings are in SETTINGS. `--recipe release`
+takes those in RELEASED.
 N clips of an example, B examples per update, S classes, D embedding.
 """
 import hashlib
@@ -33,8 +35,9 @@ import numpy as np
 import torch
 from torch import nn
 from torch.distributed import is_torchelastic_launched
-from torch.nn.functional import nll_loss, normalize
+from torch.nn.functional import nll_loss, normalize, one_hot
 from torch.nn.utils import clip_grad_norm_
+from torchvision.transforms import v2
 
 from data import LABELS
 from evaluate import TASKS, examples_of, task_name
@@ -56,21 +59,27 @@ from support.arguments import (
 )
 from support.encode import LabeledExamples, encode_examples
 from support.errors import require
-from support.run import Run, learning_rate
+from support.run import Run, learning_rate, stepped_rate
 from support.workers import epoch_order, items, join, read_ahead
 from weights.checkpoint import build, init_from, load_init
 from weights.encoders import sizes_of
 
 DROPOUT = 0.1             # of h's tokens
+RECIPES = "paper", "release"                            # of --recipe
 INIT_TEACHER = Path("teacher")                          # of --init: its features in place of f's
 
 
 class Settings(NamedTuple):
     """How a task is tuned."""
     epochs: float = 15.0      # how often each example is shown (paper, Sec. 4)
-    lr: float = 1e-3          # peak rate of AdamW
+    lr: float = 1e-3          # peak rate
     decay: float = 1e-2       # weight decay
     clip: float = math.inf    # the most that the norm of the gradient may be
+    sgd: bool = False         # SGD with momentum in place of AdamW
+    cuts: tuple = ()          # the shares of the epochs after which the rate is cut to a tenth;
+    #                           none: it rises, and falls to 0
+    logit_tau: float | None = None         # temperature of the classifier's logits; None: f's
+    mixed: bool = False       # `see_mixed` and `mixed_loss`; f's last layer stays as it is
 
 
 # The settings of some of TASKS; those of all others are the defaults above.
@@ -79,10 +88,90 @@ SETTINGS = {
     "actions": Settings(epochs=50.0, lr=1e-4, decay=5e-2, clip=1.0),       # of EPIC (release)
 }
 
+# The settings of --recipe release, by what of a model a task trains.
+COIN_CUTS, EPIC_CUTS = (11 / 15, 14 / 15), (30 / 50, 40 / 50)
+RELEASED = {
+    "classifier": Settings(epochs=15.0, lr=5e-3, decay=1e-4, sgd=True, cuts=COIN_CUTS),
+    "denoiser": Settings(epochs=30.0, lr=5e-3, decay=1e-4, sgd=True, cuts=COIN_CUTS, logit_tau=1.0),
+    "encoder": Settings(epochs=50.0, lr=1e-4, decay=5e-2, cuts=EPIC_CUTS, mixed=True),
+}
+AUGMENT, MIX = v2.RandAugment(), v2.MixUp(alpha=0.1)    # strengths of RandAugment: torchvision's
 
-def settings_of(name):
-    """The Settings of a task."""
+
+def settings_of(name, recipe="paper"):
+    """The Settings of a task by a recipe."""
+    if recipe == "release":
+        return RELEASED[TASKS[name].trained]
     return SETTINGS.get(name, Settings())
+
+
+def make_optimizer(model, settings):
+    """The optimizer of a task. The loop sets the learning rate."""
+    options = dict(lr=0.0, weight_decay=settings.decay)
+    if settings.sgd:
+        return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, **options)
+    return torch.optim.AdamW(model.parameters(), **options)
+
+
+def rate_of(settings, update, updates, peak):
+    """The learning rate of an update of so many."""
+    if settings.cuts:
+        return stepped_rate(update, 0, updates, peak, settings.cuts)
+    return learning_rate(update, 0, updates, peak)
+
+
+# --- What f sees of clips, with their labels; and the loss ---
+def see(model, clips, y, places):
+    """x = f(v), and the labels as they are: clips (B, F, 3, H, W) uint8, y (B, label sets)."""
+    return model.encode(clips), y
+
+
+def label_loss(log_p, y):
+    """The cross entropy of each example, summed over its label sets: log p [(B, S), ...] and y
+    (B, label sets) -> (B,)."""
+    return sum(nll_loss(p, label, reduction="none") for p, label in zip(log_p, y.T))
+
+
+def see_mixed(model, clips, y, places):
+    """`see` with RandAugment and MixUp (release), which draw from torch's own generator.
+
+    RandAugment changes all frames of a clip alike. Then the two clips at places 2 k and 2 k + 1 of
+    a batch become two mixtures of both: always these two, so that it does not depend on the
+    micro-batches which are mixed. An even number of them is needed. A clip whose neighbor cannot
+    be read is not mixed.
+
+    Returns: x (B, D), in the order of the places; the mixed labels (B, S), S classes of all sets.
+    """
+    sets = [one_hot(labels, S) for labels, S in zip(y.T, model.config.classes)]
+    labels = torch.cat(sets, -1).float()                                       # (B, S)
+    pairs = {}
+    for row, place in enumerate(places):
+        pairs.setdefault(place // 2, []).append(row)
+    pixels, targets = [], []
+    with torch.autocast(clips.device.type, enabled=False):
+        for rows in pairs.values():
+            seen = torch.stack([AUGMENT(clips[row]) for row in rows])
+            picture = model.normalize(seen).flatten(1, 2)      # (2, 3 F, H, W), as MixUp reads it
+            picture, target = MIX(picture, labels[rows])
+            pixels.append(picture.unflatten(1, (3, -1)))
+            targets.append(target)
+    return model.encoder(torch.cat(pixels)), torch.cat(targets)
+
+
+def mixed_loss(log_p, targets):
+    """The cross entropy of each example, the mean over its label sets (release): log p [(B, S_k),
+    ...] and targets (B, S), of all sets -> (B,)."""
+    return -(targets * torch.cat(log_p, -1)).sum(-1) / len(log_p)
+
+
+def ways_of(settings):
+    """What f sees of clips, with their labels, and the loss: two functions."""
+    if settings.mixed:
+        return see_mixed, mixed_loss
+    return see, label_loss
+
+
+# --- What is tuned ---
 
 
 def chosen_examples(examples, videos, share, seed):
@@ -134,6 +223,13 @@ def with_classifier(init, name, classes, names, texts):
     return model
 
 
+def keep_last_layer(encoder):
+    """Do not train f's projection into the text space, its `head` (release)."""
+    for name, parameter in encoder.named_parameters():
+        if name.startswith("head."):
+            parameter.requires_grad_(False)
+
+
 def open_init(args, task, device):
     """The model that --init names, to be tuned for a task. InputError if it cannot be."""
     if args.init == INIT_TEACHER:
@@ -171,11 +267,14 @@ def set_up_tuning(args, run, device):
 
     # 2. The model. If f stays as it is, each clip goes through it once.
     torch.manual_seed(args.seed)
+    settings = settings_of(name, args.recipe)
     clip, clip_weights = clip_of(init, args)
     init.config = replace(init.config, clip=clip, clip_weights=clip_weights, history=history,
-                          hold_out=args.hold_out)
+                          hold_out=args.hold_out, logit_tau=settings.logit_tau)
     classes = task.classes(source.listed, names)
     model = with_classifier(init, name, classes, names, texts).to(device)
+    if settings.mixed:
+        keep_last_layer(model.encoder)
     if run.checkpoint:
         model.load_state_dict(run.checkpoint["model"])
     x = n = None
@@ -196,28 +295,32 @@ def finetune(args):
     require(not is_torchelastic_launched(), "fine-tuning runs in one process, without torchrun")
     run = Run(args)
     task, source, examples, x, n, model = set_up_tuning(args, run, device)
-    settings = settings_of(task_name(args))
+    settings = settings_of(task_name(args), args.recipe)
     batch = min(args.batch, len(examples))
     per_epoch = len(examples) // batch
     updates = max(1, round(args.epochs * per_epoch))
     micro, asked, workers = batch, [], 0                   # f stays as it is: all was read
     if task.trained == "encoder":
         micro = min(batch, clips_at_once(model.encoder, args.micro_batch, device))
+        if settings.mixed:
+            micro = max(micro - micro % 2, 2)              # `see_mixed` needs neighbors together
         asked = items(range(run.first, updates), len(examples), batch, range(batch), args.seed)
         workers = args.workers
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=settings.decay)
+    optimizer = make_optimizer(model, settings)
     if run.checkpoint:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
     labels = torch.tensor([example.label for example in examples], device=device)
-    clips = LabeledExamples(source, examples, args.seed)
+    labels = labels.view(len(examples), -1)                                    # (M, label sets)
+    look, loss_of = ways_of(settings)
+    shown = LabeledExamples(source, examples, args.seed)
     print(f"{len(examples)} examples, {updates} updates, on {device}")
 
     # 2. Train.
     with (run.begin("finetune", source, updates, per_epoch, ["loss"], device) as left,
-          read_ahead(clips, asked, workers, device.type == "cuda") as reads):
+          read_ahead(shown, asked, workers, device.type == "cuda") as reads):
         for update in left:
-            optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
-            torch.manual_seed(args.seed * 1_000_003 + update)          # of views and dropout
+            optimizer.param_groups[0]["lr"] = rate_of(settings, update, updates, args.lr)
+            torch.manual_seed(args.seed * 1_000_003 + update)  # of views, dropout and mixtures
             optimizer.zero_grad()
             epoch, k = divmod(update, per_epoch)
             order = epoch_order(len(examples), args.seed, epoch)[k * batch:(k + 1) * batch]
@@ -229,16 +332,16 @@ def finetune(args):
                         if not read:
                             continue
                         rows = [order[one.place] for one in read]
-                        z = model.encode(join([one.clips for one in read], device))    # x = f(v)
+                        clips = join([one.clips for one in read], device)
+                        z, y = look(model, clips, labels[rows], [one.place for one in read])
                     elif task.forecasts:                   # what h predicts with zero noise
                         zeros = torch.zeros_like(x[rows, :1])              # (B, 1, D)
-                        z = model.forecast_next(x[rows], zeros, n[rows])[:, 0]
+                        z, y = model.forecast_next(x[rows], zeros, n[rows])[:, 0], labels[rows]
                     else:                                  # one of N clips of each: (B, D)
-                        z = x[rows][range(len(rows)), torch.randint(x.shape[1], (len(rows),))]
+                        view = torch.randint(x.shape[1], (len(rows),))
+                        z, y = x[rows][range(len(rows)), view], labels[rows]
                     log_p = model.classify(z)
-                y = labels[rows].view(len(rows), -1)                       # (B, label sets)
-                loss = sum(nll_loss(p, label, reduction="none")            # (B,)
-                           for p, label in zip(log_p, y.T))
+                loss = loss_of(log_p, y)                                       # (B,)
                 (loss.sum() / batch).backward()
                 run.metrics.add(len(rows), loss=loss)
             norm = clip_grad_norm_(model.parameters(), settings.clip)
@@ -254,8 +357,9 @@ def parse(argv):
     kind = add_data_flags(parser, argv, list(SOURCES), data_set, "finetune")
     asked = Namespace(data=peek(argv, "--data", "toy"), task=peek(argv, "--task", "classify"))
     name = task_name(asked)
-    task, settings = TASKS[name], settings_of(name)
+    task, recipe = TASKS[name], peek(argv, "--recipe", RECIPES[0])
     require(task.trained, f"--task {asked.task}: cannot be fine-tuned; evaluate.py measures it")
+    settings = settings_of(name, recipe)
 
     add = parser.add_argument_group("labels").add_argument
     add("--task", default="classify", help="classify trains only the classifier; forecast and "
@@ -272,10 +376,13 @@ def parse(argv):
     add_teacher_flags(add)
 
     add = parser.add_argument_group("training").add_argument
+    add("--recipe", choices=RECIPES, default=RECIPES[0], help="release: the authors' settings. "
+        "SGD, for twice as many epochs if h is trained; EPIC: AdamW, MixUp and RandAugment; rates "
+        "are cut to a tenth twice")
     add("--epochs", type=positive(float), default=settings.epochs,
         help="times each example is seen")
     add("--batch", type=positive(int), default=64, help="examples per update; the paper's 64")
-    add("--lr", type=positive(float), default=settings.lr, help="peak rate of AdamW")
+    add("--lr", type=positive(float), default=settings.lr, help="peak learning rate")
 
     add = add_run_flags(parser)
     add("--out", type=Path, default=Path(f"runs/finetune-{asked.task}"), help="folder of the run")

@@ -51,6 +51,7 @@ class Config:
     names: list | None = None     # of the classes, if they have names
     text_space: bool = True       # whether D is that of the teacher's texts, so that clips can be
     #                               matched with them; some published f have no such space
+    logit_tau: float | None = None         # temperature of the classifier's logits; None: tau
     clip: str | None = None       # the teacher: "toy", a model of open_clip, or local-dir:DIR
     clip_weights: str | None = None
     first_phrase: str | None = None        # a teacher fits if it embeds this text as phrases[0]
@@ -127,9 +128,10 @@ class ProcedureModel(nn.Module):
         return self.forecast(torch.cat([x, x.new_zeros(B, 1, D)], 1), observed, n, noise)
 
     def classify(self, x):
-        """log softmax((W x + b) / tau): x (..., D) -> [(..., S), ...], float32, by label set."""
+        """log softmax((W x + b) / tau): x (..., D) -> [(..., S), ...], float32, by label set. If
+        the config has a `logit_tau`, it stands in place of tau."""
         with torch.autocast(x.device.type, enabled=False):
-            logits = self.classifier(x.float()) / self.tau
+            logits = self.classifier(x.float()) / (self.config.logit_tau or self.tau)
             return [part.log_softmax(-1) for part in logits.split([*self.config.classes], -1)]
 
 

@@ -20,9 +20,16 @@ their objectives, Eqs. 6 to 10, first with SGD, then with AdamW. finetune.py has
 
 B videos, N clips, F frames of a clip; K phrases; D embedding; T noise levels. A row is a video with
 one of its clips missing.
+
+`--recipe release` trains as the authors' code does. A video has one row then, so j is (B,), and
+observed and read are (B, N); h predicts clip j at all T levels, so x_hat is (B, T, D). A `Recipe`
+has what this changes; docs/differences.md says what else the release does.
 """
 import itertools
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -32,7 +39,7 @@ from data import STRIDE, NarratedVideos, clip_distance, pictures_of
 from diffusion import CLIPS, NOISE, add_noise, noise_levels, released_levels, scale_of
 from losses import TAU, agreement, cross_entropy, match, mse_loss
 from model import ORDERS, Config, clips_at_once
-from pseudo_labels import clip_features, soft_targets
+from pseudo_labels import clip_features, released_features, released_targets, soft_targets
 from sources import SOURCES, data_set, fits, list_narrated, open_teacher, require_widths
 from support import errors, parallel
 from support.arguments import (
@@ -51,7 +58,7 @@ from support.arguments import (
 )
 from support.errors import require
 from support.read import load_phrases
-from support.run import Run, learning_rate
+from support.run import Run, learning_rate, stepped_rate
 from support.workers import items, join, read_ahead, send
 from weights import encoders
 from weights.checkpoint import build, init_from, open_start, rebuild
@@ -63,6 +70,11 @@ SIZES = {                 # what --size implies: h, and how f and h are trained;
                  log_every=1)}                         # f: weights/encoders.py
 TERMS = "loss", "xe", "mse", "mc", "match", "match_h"  # of metrics.jsonl
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
+
+# Of --recipe release: defaults of flags; and when the rate is cut to a tenth, as shares of the
+# epochs of SGD (the release: after 2 and 4 of 5) and of AdamW (15 and 23 of 25).
+RELEASED = dict(noise=["release"], targets="both", rows="release")
+SGD_CUTS, ADAMW_CUTS = (0.4, 0.8), (0.6, 0.92)
 
 
 def draw(batch, dim, levels, rows, context, seed, update):
@@ -76,6 +88,11 @@ def draw(batch, dim, levels, rows, context, seed, update):
     generator = torch.Generator().manual_seed(seed * 1_000_003 + update)   # its low 32 bits count
     noise = torch.randn(batch, CLIPS, dim, generator=generator)
     t = torch.randint(levels, (batch, CLIPS), generator=generator)         # t ~ U[1, T], minus 1
+    return noise, t, *draw_rows(batch, rows, context, generator)
+
+
+def draw_rows(batch, rows, context, generator):
+    """Which clips h reads, with each clip in turn missing: observed and read of `draw`."""
     i = torch.arange(CLIPS)
     observed = (i != i[:, None]).repeat(batch, 1, 1)                       # (B, N, N)  i != j
     if rows == "release":
@@ -87,7 +104,20 @@ def draw(batch, dim, levels, rows, context, seed, update):
         key = torch.rand(batch, CLIPS, CLIPS, generator=generator).masked_fill(~observed, 2.0)
         shuffled = key.argsort(-1)                         # the observed clips first, in any order
         read[observed] = shuffled[i < observed.sum(-1, keepdim=True)]
-    return noise, t, observed, read
+    return observed, read
+
+
+def released_draw(batch, dim, levels, rows, context, seed, update):
+    """`draw` of the release: one missing clip of a video, and noise for each level of its chain.
+
+    Returns: noise (B, T, D), j (B,), observed (B, N), read (B, N).
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
+    noise = torch.randn(batch, levels, dim, generator=generator)
+    j = torch.randint(CLIPS, (batch,), generator=generator)
+    observed, read = draw_rows(batch, rows, context, generator)
+    video = torch.arange(batch)
+    return noise, j, observed[video, j], read[video, j]
 
 
 def objective(model, clips, targets, noise, t, observed, read):
@@ -121,12 +151,104 @@ def matching(model, clips, targets, *draws):
     return cross_entropy(targets, log_p).mean(1), 0.0, 0.0, log_p, None
 
 
-def make_optimizer(model, stage):
+def released_objective(model, clips, targets, noise, j, observed, read):
+    """`objective` of the release, of B videos; noise (B, T, D), j (B,), observed and read (B, N).
+
+    h goes through all levels in a chain. At the noisiest level it reads x_j^0, noised; at each
+    lower one what it predicted before, noised anew. No gradient passes through what is noised. But
+    x_j^0 as the target of L_MSE has one, and so trains f.
+
+        L = (sum_i H(p'_i, p(y_i | x_i)) + sum_t H(p'_j, p(y_j | x_hat_j^t))) / (N + T)
+            + 1 / (T D) sum_t |x_hat_j^t - x_j^0|^2
+
+    The release has KL(p', p) = H(p', p) - H(p') in place of the cross entropy H. The gradient is
+    the same, since nothing that is trained is in H(p').
+
+    Returns: the three parts of L, of each video, (B,): of L_XE, of L_MSE and of L_MC, the first and
+    the last as they are weighted here; log p of Eq. 6, of x (B, N, K) and of x_hat (B, T, K).
+    """
+    B, N = clips.shape[:2]
+    T = len(model.alpha_bar)
+    x = model.encode(clips.flatten(0, 1)).unflatten(0, (B, N))             # x_i = f(v_i)
+    log_p = match(x, model.phrases, model.tau)                             # Eq. 6
+    x0 = x[torch.arange(B, device=x.device), j]                            # (B, D), with gradient
+    context = (model.scale * x).take_along_dim(read[..., None], 1)         # (B, N, D)
+    z_hat, predicted = model.scale * x0, []                # what is noised at the noisiest level
+    for t in reversed(range(T)):
+        zt = add_noise(z_hat.detach(), noise[:, t], model.alpha_bar[t])
+        z_hat = model.denoiser(zt, context, observed, j, torch.full_like(j, t)).float()    # Eq. 5
+        predicted.append(z_hat)
+    x_hat = torch.stack(predicted, 1) / model.scale                        # (B, T, D)
+    log_q = match(x_hat, model.phrases, model.tau)                         # Eq. 6, of x_hat
+    wanted = missing_targets(targets, noise, j)                            # (B, 1, K)
+    xe = cross_entropy(targets, log_p).sum(1) / (N + T)                    # N of N + T rows
+    mse = (x_hat - x0[:, None]).pow(2).mean((1, 2))
+    mc = cross_entropy(wanted, log_q).sum(1) / (N + T)                     # the other T
+    return xe, mse, mc, log_p, log_q
+
+
+def all_targets(targets, *draws):
+    """The soft targets of what h predicts in `objective`: of each clip, (B, N, K)."""
+    return targets
+
+
+def missing_targets(targets, noise, j, *draws):
+    """The soft targets of what h predicts in `released_objective`: of clip j, (B, 1, K), the same
+    for all levels."""
+    return targets.take_along_dim(j[:, None, None], 1)
+
+
+def make_optimizer(model, stage, betas=BETAS, nesterov=False):
     """SGD with momentum, then AdamW (paper, Sec. 4). The loop sets the learning rate."""
     options = dict(lr=0.0, weight_decay=WEIGHT_DECAY)
     if stage == "sgd":
-        return torch.optim.SGD(model.parameters(), momentum=0.9, **options)
-    return torch.optim.AdamW(model.parameters(), betas=BETAS, fused=True, **options)
+        return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=nesterov, **options)
+    return torch.optim.AdamW(model.parameters(), betas=betas, fused=True, **options)
+
+
+def released_optimizer(model, stage):
+    """`make_optimizer` of the release: Nesterov's momentum, and AdamW's usual betas."""
+    return make_optimizer(model, stage, (0.9, 0.999), nesterov=True)
+
+
+def rate_of(update, switch, updates, peak):
+    """The learning rate: of SGD before the update `switch`, then of AdamW, whose peak is given."""
+    if update < switch:
+        return learning_rate(update, 0, switch, SGD_LR)
+    return learning_rate(update, switch, updates, peak)
+
+
+def released_rate(update, switch, updates, peak):
+    """`rate_of` of the release: no rise, and cut to a tenth twice in each stage."""
+    if update < switch:
+        return stepped_rate(update, 0, switch, SGD_LR, SGD_CUTS)
+    return stepped_rate(update, switch, updates, peak, ADAMW_CUTS)
+
+
+class Recipe(NamedTuple):
+    """What --recipe decides: functions with the arguments and results of the paper's, and numbers.
+    """
+    draw: Callable                # the random variables of an update
+    features: Callable            # the teacher's features of clips
+    targets: Callable             # p'_i, made of them
+    objective: Callable           # the terms of each video
+    wanted: Callable              # of the targets, those of what h predicts
+    optimizer: Callable           # of a stage
+    rate: Callable                # its learning rate
+    clip: float                   # the most that the norm of the gradient may be
+
+
+def recipe_of(args):
+    """The Recipe of --recipe. With --order none its objective is `matching`."""
+    if args.recipe == "release":
+        recipe = Recipe(released_draw, released_features, released_targets, released_objective,
+                        missing_targets, released_optimizer, released_rate, math.inf)
+    else:
+        recipe = Recipe(draw, clip_features, soft_targets, objective, all_targets, make_optimizer,
+                        rate_of, 1.0)
+    if args.order == "none":
+        recipe = recipe._replace(objective=matching)
+    return recipe
 
 
 def set_up_pretraining(args, run, device):
@@ -147,7 +269,7 @@ def set_up_pretraining(args, run, device):
     spacing = clip_distance(source, args.stride, args.max_unreadable)
     teacher = open_teacher(args.clip, args.clip_weights, device)
     require(args.targets == "vision" or teacher.reads_sentences, f"--targets {args.targets}: needs "
-            f"the teacher itself, not the table {args.clip}")
+            f"the teacher itself, not the table {args.clip}; give --targets vision")
     run.require_list("videos", [video.name for video in source.videos])
     run.require_list("phrases", phrases)
     texts = teacher.encode_phrases(phrases)                                # (K, D)
@@ -183,7 +305,7 @@ def pretrain(args):
     """Pre-training (Sec. 3.2): f and h together."""
     # 1. What is continued; narrated videos with their teacher; f and h; the optimizer.
     device, rank, world = parallel.start(pick_device(args.device))
-    run = Run(args, rank, world)
+    run, recipe = Run(args, rank, world), recipe_of(args)
     source, teacher, model = set_up_pretraining(args, run, device)
     videos = NarratedVideos(source, args.seed, args.stride, args.targets != "vision")
     count, batch = len(videos), min(args.batch, len(videos))
@@ -196,27 +318,22 @@ def pretrain(args):
                 len(share))                                # videos
     if args.compile:
         compile_modules(device, model.encoder, model.denoiser, teacher)
-    optimizer = make_optimizer(model, "sgd" if run.first <= switch else "adamw")
+    optimizer = recipe.optimizer(model, "sgd" if run.first <= switch else "adamw")
     if run.checkpoint:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
     if rank == 0:
         print(f"{count} videos, clips {model.config.spacing:.1f} s apart; on {device}")
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.
-    terms = matching if args.order == "none" else objective
     asked = items(range(run.first, updates), count, batch, share, args.seed)
     with (run.begin("pretrain", source, updates, per_epoch, TERMS, device) as left,
           read_ahead(videos, asked, args.workers, device.type == "cuda") as reads):
         for update in left:
             if update == switch:
-                optimizer = make_optimizer(model, "adamw")
-            if update < switch:
-                rate = learning_rate(update, 0, switch, SGD_LR)
-            else:
-                rate = learning_rate(update, switch, updates, args.lr)
-            optimizer.param_groups[0]["lr"] = rate
-            draws = draw(batch, model.dim, len(model.alpha_bar), args.rows, args.context,
-                         args.seed, update)
+                optimizer = recipe.optimizer(model, "adamw")
+            optimizer.param_groups[0]["lr"] = recipe.rate(update, switch, updates, args.lr)
+            draws = recipe.draw(batch, model.dim, len(model.alpha_bar), args.rows, args.context,
+                                args.seed, update)
             optimizer.zero_grad()
             for first in range(0, len(share), micro):      # slices of the batch
                 part = itertools.islice(reads, min(micro, len(share) - first))
@@ -226,18 +343,20 @@ def pretrain(args):
                 places = [one.place for one in read]                           # in the batch
                 clips = join([one.clips for one in read], device).unflatten(0, (-1, CLIPS))
                 seen = join([one.seen for one in read], device)
-                features = clip_features(teacher, seen, [one.said for one in read], args.targets)
-                targets = soft_targets(features.to(device), model.phrases, model.tau)  # Eq. 6: p'_i
+                said = [one.said for one in read]
+                features = recipe.features(teacher, seen, said, args.targets).to(device)
+                targets = recipe.targets(features, model.phrases, model.tau)   # Eq. 6: p'_i
                 targets = targets.unflatten(0, (-1, CLIPS))
                 given = [send(drawn[places], device) for drawn in draws]
                 with mixed_precision(device):
-                    xe, mse, mc, log_p, log_q = terms(model, clips, targets, *given)
+                    xe, mse, mc, log_p, log_q = recipe.objective(model, clips, targets, *given)
                 loss = xe + mse + mc                                           # Eq. 7, (B,)
                 (loss.sum() / batch).backward()
+                wanted = recipe.wanted(targets, *given)
                 run.metrics.add(len(read) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
-                                match=agreement(log_p, targets), match_h=agreement(log_q, targets))
+                                match=agreement(log_p, targets), match_h=agreement(log_q, wanted))
             parallel.add_gradients(model)
-            norm = clip_grad_norm_(model.parameters(), 1.0)
+            norm = clip_grad_norm_(model.parameters(), recipe.clip)
             optimizer.step()
             if run.after(update + 1, norm, model, optimizer):
                 break
@@ -254,6 +373,8 @@ def parse(argv=None):
     require(size in SIZES, f"--size {size}: must be {' or '.join(SIZES)}")
     encoder = peek(argv, "--encoder", kind.encoder)
     add_flags(parser, kind, size, encoder)
+    if peek(argv, "--recipe") == "release":
+        parser.set_defaults(**RELEASED)
     add = add_run_flags(parser)
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
     add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
@@ -305,6 +426,11 @@ def add_flags(parser, kind, size, encoder):
         help="shuffled: h reads the observed clips in random order, a control")
 
     sizes, add = SIZES[size], parser.add_argument_group("training").add_argument
+    add("--recipe", choices=finetune.RECIPES, default="paper", help="release: train as the "
+        "authors' code does. Defaults are --noise release and --targets both; of the soft targets "
+        "the five likeliest phrases are kept; one clip of a video is missing, and h denoises it "
+        "through all levels; L_MSE is a mean over coordinates and trains its target, too; rates "
+        "are cut to a tenth after 40 and 80 %% of the epochs of SGD, 60 and 92 %% of AdamW's")
     add("--sgd-epochs", type=positive(float, zero=True), default=sizes["sgd_epochs"],
         help="epochs of SGD, the first stage")
     add("--epochs", type=positive(float, zero=True), default=sizes["epochs"],

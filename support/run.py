@@ -35,6 +35,13 @@ def learning_rate(update, first, last, peak):
                       (last - update) / (0.95 * updates))
 
 
+def stepped_rate(update, first, last, peak, cuts):
+    """The rate in a stage [first, last) as in the release: the peak, and a tenth of what it was
+    after each of `cuts`, shares of the stage."""
+    done = (update - first) / (last - first)
+    return peak * 0.1 ** sum(done >= cut for cut in cuts)
+
+
 @contextmanager
 def signals_to(handler):
     """Within it Ctrl-C and SIGTERM call handler(number, frame); afterwards they mean what they did

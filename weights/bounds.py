@@ -73,6 +73,8 @@ def check_config(config):
     are_texts = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
     need("names", are_texts, "a list of texts is")
     need("text_space", isinstance(config.text_space, bool), "true or false is")
+    temperature = config.logit_tau
+    need("logit_tau", temperature is None or are_numbers([temperature]), number)
     for name in "task", "clip", "clip_weights", "first_phrase":
         need(name, isinstance(getattr(config, name), (str, type(None))), "a text is")
     need("classes", classes or config.task is None, "a number for each label set is")
