@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import weights
-from data import Video, history_windows, pictures_of
+from data import Video, frame_times, history_windows, pictures_of
 from diffusion import expectation
 from files.features import Features
 from files.folder import VideoFolder
@@ -30,7 +30,7 @@ from sources import (
     texts_of,
     warn_of_data,
 )
-from support import figures
+from support import figures, keyframes
 from support.arguments import (
     Parser,
     add_device_flags,
@@ -41,6 +41,7 @@ from support.arguments import (
     pick_device,
     positive,
     seed_number,
+    share_number,
 )
 from support.errors import require, run
 from support.read import load_names, video_name
@@ -124,9 +125,25 @@ def describe_clips(windows, p, names):
     return clips
 
 
+def add_key_frames(following, pipeline, source, model, windows, folder, strength, seed):
+    """Draw a key frame of each of the next steps that are printed, from the last frame that f was
+    shown, and write into each row where it is: "key_frame", None without one."""
+    for row in following:
+        row["key_frame"] = None
+    if pipeline is None:
+        return
+    _, F, seconds = pictures_of(model.encoder)
+    picture = source.picture(0, frame_times(windows[-1:], F, seconds)[0, -1])      # (3, H, W)
+    likeliest = following[:PRINTED]
+    steps = [row["step"] for row in likeliest]
+    paths = keyframes.draw_key_frames(pipeline, folder, picture, steps, strength, seed)
+    for row, path in zip(likeliest, paths):
+        row["key_frame"] = str(path)
+
+
 def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
             device="auto", clip=None, clip_weights=None, name=None, figure=None,
-            micro_batch=None):
+            key_frames=None, image_model=None, strength=None, micro_batch=None):
     """The JSON's content.
 
     Args: those not listed here are the flags; None means that a flag is not given.
@@ -141,6 +158,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     require(not (name and figure), "features have no pictures")
     if figure:                                             # first, what may not be installed
         figures.open_matplotlib(figure)
+    keyframes.check_flags(key_frames, image_model, strength, features=name is not None)
     device, checkpoint = pick_device(device), checkpoint or default_checkpoint()
     model = weights.load(checkpoint).to(device)
     config = model.config
@@ -156,6 +174,12 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     its_clip, its_weights = clip_of(model, asked)
     teacher = open_teacher(its_clip, its_weights, device)
     texts = texts_of(model, teacher, names)                                    # (S, D)
+    pipeline = None
+    if key_frames:
+        require(model.denoiser is not None, f"--key-frames: {checkpoint} was trained without order; it "
+                "forecasts no step to draw")
+        pipeline = keyframes.open_pipeline(image_model, device)
+        Path(key_frames).mkdir(parents=True, exist_ok=True)
     windows, clips = observe(source, model, at, horizon)
 
     # 2. The step of each window, and what may come next.
@@ -178,6 +202,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
             futures = count_futures(picks, names)
 
     # 3. The result.
+    add_key_frames(following, pipeline, source, model, windows, key_frames, strength, seed)
     title, truth = name or str(video), None
     if video is None:
         title = source.videos[0].name
@@ -202,7 +227,10 @@ def print_forecast(content):
         print(f"  {clip['start']:6.1f} - {clip['end']:6.1f} s  {shown}{true}")
     print("next steps: share of the samples in which each is the likeliest, and mean p")
     for row in content["next"][:PRINTED]:
-        print(f"  {row['share']:5.0%} {row['p']:4.0%}  {row['step']}")
+        drawn = ""
+        if row["key_frame"]:
+            drawn = f"  ({row['key_frame']})"
+        print(f"  {row['share']:5.0%} {row['p']:4.0%}  {row['step']}{drawn}")
     print("futures: share of the samples")
     for future in content["futures"][:PRINTED]:
         print(f"  {future['share']:4.0%}  {' > '.join(future['steps'])}")
@@ -247,6 +275,14 @@ def parse(argv=None):
         "forecasts one")
     add("--json", type=Path, help="also write the forecast here")
     add("--figure", type=Path, help="also draw it: FILE.png, .pdf or .svg (needs matplotlib)")
+
+    add = parser.add_argument_group("key frames").add_argument
+    add("--key-frames", type=Path, metavar="DIR", help="draw the printed next steps, a picture "
+        "each, from the last observed frame (Fig. 3); needs --image-model and diffusers")
+    add("--image-model", metavar="M", help="a Stable Diffusion: a folder as diffusers saves it, or "
+        "a name that it can fetch; only safetensors are loaded, and no code")
+    add("--strength", type=share_number, help="share of the image model's noise that is added to "
+        f"the frame; 1: nothing of it stays (default: {keyframes.STRENGTH})")
 
     add = parser.add_argument_group("run").add_argument
     add("--seed", type=seed_number, default=0, help="of the noise; without VIDEO, which test video")
