@@ -2,7 +2,8 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
-N observed clips, at most eight; Q samples, each a future of H steps; S steps, D embedding.
+N observed clips, at most eight; Q samples, each a future of H steps; S steps, of which look-alikes
+count as one, so that S' are told; D embedding.
 """
 from argparse import Namespace
 from collections import Counter
@@ -10,6 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 
 import torch
+from torch.nn.functional import one_hot
 
 import weights
 from data import Video, frame_times, history_windows, pictures_of
@@ -17,12 +19,13 @@ from diffusion import expectation
 from files.features import Features
 from files.folder import VideoFolder
 from files.lists import clock
-from model import encode_parts, sample_in_turn
+from model import encode_parts, match_labels, sample_in_turn
 from sources import (
     choose,
     clip_of,
     data_set,
     history_of,
+    look_alikes_of,
     open_teacher,
     require_widths,
     require_world,
@@ -87,6 +90,30 @@ def observe(source, model, at, left):
     return windows, clips
 
 
+# --- Look-alikes ---
+def joined_names(names, pairs):
+    """{name: "a or b"} of the two names of each of `pairs`, if both are among the names."""
+    joined = {}
+    for a, b in pairs:
+        if a in names and b in names:
+            joined[a] = joined[b] = f"{a} or {b}"
+    return joined
+
+
+def count_as_one(names, joined):
+    """S names, of which those that are joined count as one -> the S' names that are left, in their
+    order; (S, S') float, 1 where a name counts as one of these."""
+    left, places = [], []
+    for name in names:
+        called = joined.get(name, name)
+        if name not in joined or called not in left:
+            left.append(called)
+            places.append(len(left) - 1)
+        else:
+            places.append(left.index(called))
+    return left, one_hot(torch.tensor(places), len(left)).float()
+
+
 # --- What comes next ---
 def require_finite(p, checkpoint):
     """FloatingPointError if one of the probabilities p (..., S) is not finite."""
@@ -117,12 +144,43 @@ def count_futures(picks, names):
     return futures
 
 
+def forecast(model, x, texts, counts, names, noise):
+    """What may follow the clips x (N, D): the rows of the next steps, without key frames, and the
+    futures, as in the JSON.
+
+    Args:   texts (S, D); counts (S, S'), names (S',): as `count_as_one` gives them; noise
+            (H, Q, D): of Q samples, each a future of H steps.
+    Raises: FloatingPointError if p is not finite.
+    """
+    log_p, picks = sample_in_turn(model, x, texts, noise, counts)
+    chosen = torch.bincount(picks[:, 0].cpu(), minlength=len(names))                   # (S',)
+    mean = expectation(log_p[None].cpu())[0] @ counts                      # Eq. 11    (S',)
+    x_hat = model.forecast_next(x[None], x.new_zeros(1, 1, model.dim))     # x_j^T = 0 (1, 1, D)
+    zero_noise = match_labels(model, x_hat[0, 0], texts).exp().cpu() @ counts          # (S',)
+    require_finite(mean, model.path)
+    require_finite(zero_noise, model.path)
+    following = rank_steps(names, share=chosen.double() / len(picks), p=mean,
+                           zero_noise=zero_noise)
+    return following, count_futures(picks, names)
+
+
 def describe_clips(windows, p, names):
     """[{"start", "end", "steps": the PRINTED likeliest}, ...] of windows (N, 2) s, by p (N, S)."""
     clips = []
     for (start, end), row in zip(windows.tolist(), p):
         clips.append({"start": start, "end": end, "steps": rank_steps(names, p=row)[:PRINTED]})
     return clips
+
+
+# --- Key frames ---
+def open_pipeline(folder, name, model, device):
+    """The image model `name`, to draw what `model` forecasts; the folder is made. InputError or
+    OSError if one cannot be used."""
+    require(model.denoiser is not None, f"--key-frames: {model.path} was trained without order; it "
+            "forecasts no step to draw")
+    pipeline = keyframes.open_pipeline(name, device)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return pipeline
 
 
 def add_key_frames(following, pipeline, source, model, windows, folder, strength, seed):
@@ -141,6 +199,7 @@ def add_key_frames(following, pipeline, source, model, windows, folder, strength
         row["key_frame"] = str(path)
 
 
+# --- The command ---
 def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
             device="auto", clip=None, clip_weights=None, name=None, figure=None,
             key_frames=None, image_model=None, strength=None, micro_batch=None):
@@ -174,12 +233,11 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     its_clip, its_weights = clip_of(model, asked)
     teacher = open_teacher(its_clip, its_weights, device)
     texts = texts_of(model, teacher, names)                                    # (S, D)
+    joined = joined_names(names, look_alikes_of(model))
+    left, counts = count_as_one(names, joined)                                 # (S',), (S, S')
     pipeline = None
     if key_frames:
-        require(model.denoiser is not None, f"--key-frames: {checkpoint} was trained without order; it "
-                "forecasts no step to draw")
-        pipeline = keyframes.open_pipeline(image_model, device)
-        Path(key_frames).mkdir(parents=True, exist_ok=True)
+        pipeline = open_pipeline(key_frames, image_model, model, device)
     windows, clips = observe(source, model, at, horizon)
 
     # 2. The step of each window, and what may come next.
@@ -187,19 +245,14 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     with torch.no_grad():
         with mixed_precision(device):
             x = encode_parts(model, clips, micro_batch)                        # x_i = f(v_i) (N, D)
-        p = model.match(x, texts).exp().cpu()                                  # Eq. 6        (N, S)
+        p = model.match(x, texts).exp().cpu() @ counts                         # Eq. 6       (N, S')
         require_finite(p, checkpoint)
         if model.denoiser is None:
             warnings.append("trained without order: it recognizes steps, but forecasts none")
         else:
             generator = torch.Generator().manual_seed(seed)
             noise = torch.randn(horizon, samples, model.dim, generator=generator)  # (H, Q, D)
-            log_p, picks = sample_in_turn(model, x, texts, noise)
-            mean = expectation(log_p[None].cpu())[0]                           # Eq. 11        (S,)
-            require_finite(mean, checkpoint)
-            chosen = torch.bincount(picks[:, 0].cpu(), minlength=len(names))           # (S,)
-            following = rank_steps(names, share=chosen.double() / samples, p=mean)
-            futures = count_futures(picks, names)
+            following, futures = forecast(model, x, texts, counts, left, noise)
 
     # 3. The result.
     add_key_frames(following, pipeline, source, model, windows, key_frames, strength, seed)
@@ -207,8 +260,8 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     if video is None:
         title = source.videos[0].name
     if source.truth:
-        truth = source.truth.of_forecast(windows, futures)
-    content = {"video": title, "clips": describe_clips(windows, p, names), "next": following,
+        truth = source.truth.of_forecast(windows, futures, joined)
+    content = {"video": title, "clips": describe_clips(windows, p, left), "next": following,
                "futures": futures, "warning": "; ".join(filter(None, warnings)) or None,
                "truth": truth}
     if figure:
@@ -225,12 +278,14 @@ def print_forecast(content):
         shown = ", ".join(f"{row['step']} {row['p']:.0%}" for row in clip["steps"][:2])
         true = f"  (true: {truth['clips'][i] or 'no step'})" if truth else ""
         print(f"  {clip['start']:6.1f} - {clip['end']:6.1f} s  {shown}{true}")
-    print("next steps: share of the samples in which each is the likeliest, and mean p")
+    print("next steps: share of the samples in which each is the likeliest, mean p of the samples, "
+          "p from zero noise")
     for row in content["next"][:PRINTED]:
         drawn = ""
         if row["key_frame"]:
             drawn = f"  ({row['key_frame']})"
-        print(f"  {row['share']:5.0%} {row['p']:4.0%}  {row['step']}{drawn}")
+        print(f"  {row['share']:5.0%} {row['p']:4.0%} {row['zero_noise']:4.0%}  "
+              f"{row['step']}{drawn}")
     print("futures: share of the samples")
     for future in content["futures"][:PRINTED]:
         print(f"  {future['share']:4.0%}  {' > '.join(future['steps'])}")

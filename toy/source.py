@@ -36,6 +36,7 @@ class Toy(Source):
     phrases = grammar.PHRASES
     world = grammar.VERSION
     steps = grammar.STEPS
+    look_alikes = grammar.LOOK_ALIKES
 
     @staticmethod
     def add_flags(add, command):
