@@ -124,7 +124,7 @@ def require_finite(p, checkpoint):
 
 def rank_steps(names, **columns):
     """[{"step": name, column: number, ...}, ...] of columns (S,), sorted by the first column,
-    largest first; ties by the next column, then as listed."""
+    largest first; ties by the second, then as listed."""
     numbers = {column: p.tolist() for column, p in columns.items()}
     rows = []
     for i, name in enumerate(names):
@@ -132,7 +132,8 @@ def rank_steps(names, **columns):
         for column in columns:
             row[column] = numbers[column][i]
         rows.append(row)
-    return sorted(rows, key=itemgetter(*columns), reverse=True)    # equals stay in their order
+    ranked_by = list(columns)[:2]
+    return sorted(rows, key=itemgetter(*ranked_by), reverse=True)  # equals stay in their order
 
 
 def count_futures(picks, names):
