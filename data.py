@@ -122,6 +122,7 @@ class Source:
     phrases = None                 # the pool; None: --phrases is needed
     world = None                   # version of a world that is made up
     steps = None                   # names of its steps
+    look_alikes = ()               # pairs of these, which only labels tell apart
 
     # What an instance holds.
     paths = {}                     # {id: where a video is read}; {} if no folder is given

@@ -162,16 +162,20 @@ def match_labels(model, x, texts):
     return model.classify(x)[0] if model.config.task else model.match(x, texts)
 
 
-def sample_in_turn(model, x, texts, noise):
+def sample_in_turn(model, x, texts, noise, counts=None):
     """Q futures of H steps of a video, each sampled step by step (Sec. 3.3, repeated).
 
     What h predicts, x_hat at unit length, becomes the last observed clip; of nine, the first
     is dropped. x (N, D), noise (H, Q, D) -> (Q, S), log p of the next step, and (Q, H) int64, the
-    likeliest steps.
+    likeliest steps; with `counts` (S, S'), 1 where a step counts as one of S', the likeliest of
+    these, by the sums of p.
     """
     log_p, x = [], x.expand(noise.shape[1], -1, -1)                            # (Q, N, D)
     for eps in noise.to(x.device):
         x_hat = model.forecast_next(x, eps[:, None])                           # (Q, 1, D)
         log_p.append(match_labels(model, x_hat[:, 0], texts))                  # (Q, S)
         x = torch.cat([x, functional.normalize(x_hat, dim=-1)], 1)[:, -(CLIPS - 1):]
-    return log_p[0], torch.stack(log_p, 1).argmax(-1)
+    scores = torch.stack(log_p, 1)                                             # (Q, H, S)
+    if counts is not None:
+        scores = scores.exp() @ counts.to(x.device)                            # (Q, H, S')
+    return log_p[0], scores.argmax(-1)

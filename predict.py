@@ -2,7 +2,8 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
-N observed clips, at most eight; Q samples, each a future of H steps; S steps, D embedding.
+N observed clips, at most eight; Q samples, each a future of H steps; S steps, of which look-alikes
+count as one, so that S' are told; D embedding.
 """
 from argparse import Namespace
 from collections import Counter
@@ -10,19 +11,21 @@ from operator import itemgetter
 from pathlib import Path
 
 import torch
+from torch.nn.functional import one_hot
 
 import weights
-from data import Video, history_windows, pictures_of
+from data import Video, frame_times, history_windows, pictures_of
 from diffusion import expectation
 from files.features import Features
 from files.folder import VideoFolder
 from files.lists import clock
-from model import encode_parts, sample_in_turn
+from model import encode_parts, match_labels, sample_in_turn
 from sources import (
     choose,
     clip_of,
     data_set,
     history_of,
+    look_alikes_of,
     open_teacher,
     require_widths,
     require_world,
@@ -30,7 +33,7 @@ from sources import (
     texts_of,
     warn_of_data,
 )
-from support import figures
+from support import figures, keyframes
 from support.arguments import (
     Parser,
     add_device_flags,
@@ -41,6 +44,7 @@ from support.arguments import (
     pick_device,
     positive,
     seed_number,
+    share_number,
 )
 from support.errors import require, run
 from support.read import load_names, video_name
@@ -86,6 +90,30 @@ def observe(source, model, at, left):
     return windows, clips
 
 
+# --- Look-alikes ---
+def joined_names(names, pairs):
+    """{name: "a or b"} of the two names of each of `pairs`, if both are among the names."""
+    joined = {}
+    for a, b in pairs:
+        if a in names and b in names:
+            joined[a] = joined[b] = f"{a} or {b}"
+    return joined
+
+
+def count_as_one(names, joined):
+    """S names, of which those that are joined count as one -> the S' names that are left, in their
+    order; (S, S') float, 1 where a name counts as one of these."""
+    left, places = [], []
+    for name in names:
+        called = joined.get(name, name)
+        if name not in joined or called not in left:
+            left.append(called)
+            places.append(len(left) - 1)
+        else:
+            places.append(left.index(called))
+    return left, one_hot(torch.tensor(places), len(left)).float()
+
+
 # --- What comes next ---
 def require_finite(p, checkpoint):
     """FloatingPointError if one of the probabilities p (..., S) is not finite."""
@@ -96,7 +124,7 @@ def require_finite(p, checkpoint):
 
 def rank_steps(names, **columns):
     """[{"step": name, column: number, ...}, ...] of columns (S,), sorted by the first column,
-    largest first; ties by the next column, then as listed."""
+    largest first; ties by the second, then as listed."""
     numbers = {column: p.tolist() for column, p in columns.items()}
     rows = []
     for i, name in enumerate(names):
@@ -104,7 +132,8 @@ def rank_steps(names, **columns):
         for column in columns:
             row[column] = numbers[column][i]
         rows.append(row)
-    return sorted(rows, key=itemgetter(*columns), reverse=True)    # equals stay in their order
+    ranked_by = list(columns)[:2]
+    return sorted(rows, key=itemgetter(*ranked_by), reverse=True)  # equals stay in their order
 
 
 def count_futures(picks, names):
@@ -116,6 +145,26 @@ def count_futures(picks, names):
     return futures
 
 
+def forecast(model, x, texts, counts, names, noise):
+    """What may follow the clips x (N, D): the rows of the next steps, without key frames, and the
+    futures, as in the JSON.
+
+    Args:   texts (S, D); counts (S, S'), names (S',): as `count_as_one` gives them; noise
+            (H, Q, D): of Q samples, each a future of H steps.
+    Raises: FloatingPointError if p is not finite.
+    """
+    log_p, picks = sample_in_turn(model, x, texts, noise, counts)
+    chosen = torch.bincount(picks[:, 0].cpu(), minlength=len(names))                   # (S',)
+    mean = expectation(log_p[None].cpu())[0] @ counts                      # Eq. 11    (S',)
+    x_hat = model.forecast_next(x[None], x.new_zeros(1, 1, model.dim))     # x_j^T = 0 (1, 1, D)
+    zero_noise = match_labels(model, x_hat[0, 0], texts).exp().cpu() @ counts          # (S',)
+    require_finite(mean, model.path)
+    require_finite(zero_noise, model.path)
+    following = rank_steps(names, share=chosen.double() / len(picks), p=mean,
+                           zero_noise=zero_noise)
+    return following, count_futures(picks, names)
+
+
 def describe_clips(windows, p, names):
     """[{"start", "end", "steps": the PRINTED likeliest}, ...] of windows (N, 2) s, by p (N, S)."""
     clips = []
@@ -124,9 +173,37 @@ def describe_clips(windows, p, names):
     return clips
 
 
+# --- Key frames ---
+def open_pipeline(folder, name, model, device):
+    """The image model `name`, to draw what `model` forecasts; the folder is made. InputError or
+    OSError if one cannot be used."""
+    require(model.denoiser is not None, f"--key-frames: {model.path} was trained without order; it "
+            "forecasts no step to draw")
+    pipeline = keyframes.open_pipeline(name, device)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return pipeline
+
+
+def add_key_frames(following, pipeline, source, model, windows, folder, strength, seed):
+    """Draw a key frame of each of the next steps that are printed, from the last frame that f was
+    shown, and write into each row where it is: "key_frame", None without one."""
+    for row in following:
+        row["key_frame"] = None
+    if pipeline is None:
+        return
+    _, F, seconds = pictures_of(model.encoder)
+    picture = source.picture(0, frame_times(windows[-1:], F, seconds)[0, -1])      # (3, H, W)
+    likeliest = following[:PRINTED]
+    steps = [row["step"] for row in likeliest]
+    paths = keyframes.draw_key_frames(pipeline, folder, picture, steps, strength, seed)
+    for row, path in zip(likeliest, paths):
+        row["key_frame"] = str(path)
+
+
+# --- The command ---
 def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
             device="auto", clip=None, clip_weights=None, name=None, figure=None,
-            micro_batch=None):
+            key_frames=None, image_model=None, strength=None, micro_batch=None):
     """The JSON's content.
 
     Args: those not listed here are the flags; None means that a flag is not given.
@@ -141,6 +218,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     require(not (name and figure), "features have no pictures")
     if figure:                                             # first, what may not be installed
         figures.open_matplotlib(figure)
+    keyframes.check_flags(key_frames, image_model, strength, features=name is not None)
     device, checkpoint = pick_device(device), checkpoint or default_checkpoint()
     model = weights.load(checkpoint).to(device)
     config = model.config
@@ -158,6 +236,11 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     its_clip, its_weights = clip_of(model, asked)
     teacher = open_teacher(its_clip, its_weights, device)
     texts = texts_of(model, teacher, names)                                    # (S, D)
+    joined = joined_names(names, look_alikes_of(model))
+    left, counts = count_as_one(names, joined)                                 # (S',), (S, S')
+    pipeline = None
+    if key_frames:
+        pipeline = open_pipeline(key_frames, image_model, model, device)
     windows, clips = observe(source, model, at, horizon)
 
     # 2. The step of each window, and what may come next.
@@ -165,27 +248,23 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     with torch.no_grad():
         with mixed_precision(device):
             x = encode_parts(model, clips, micro_batch)                        # x_i = f(v_i) (N, D)
-        p = model.match(x, texts).exp().cpu()                                  # Eq. 6        (N, S)
+        p = model.match(x, texts).exp().cpu() @ counts                         # Eq. 6       (N, S')
         require_finite(p, checkpoint)
         if model.denoiser is None:
             warnings.append("trained without order: it recognizes steps, but forecasts none")
         else:
             generator = torch.Generator().manual_seed(seed)
             noise = torch.randn(horizon, samples, model.dim, generator=generator)  # (H, Q, D)
-            log_p, picks = sample_in_turn(model, x, texts, noise)
-            mean = expectation(log_p[None].cpu())[0]                           # Eq. 11        (S,)
-            require_finite(mean, checkpoint)
-            chosen = torch.bincount(picks[:, 0].cpu(), minlength=len(names))           # (S,)
-            following = rank_steps(names, share=chosen.double() / samples, p=mean)
-            futures = count_futures(picks, names)
+            following, futures = forecast(model, x, texts, counts, left, noise)
 
     # 3. The result.
+    add_key_frames(following, pipeline, source, model, windows, key_frames, strength, seed)
     title, truth = name or str(video), None
     if video is None:
         title = source.videos[0].name
     if source.truth:
-        truth = source.truth.of_forecast(windows, futures)
-    content = {"video": title, "clips": describe_clips(windows, p, names), "next": following,
+        truth = source.truth.of_forecast(windows, futures, joined)
+    content = {"video": title, "clips": describe_clips(windows, p, left), "next": following,
                "futures": futures, "warning": "; ".join(filter(None, warnings)) or None,
                "truth": truth}
     if figure:
@@ -202,9 +281,14 @@ def print_forecast(content):
         shown = ", ".join(f"{row['step']} {row['p']:.0%}" for row in clip["steps"][:2])
         true = f"  (true: {truth['clips'][i] or 'no step'})" if truth else ""
         print(f"  {clip['start']:6.1f} - {clip['end']:6.1f} s  {shown}{true}")
-    print("next steps: share of the samples in which each is the likeliest, and mean p")
+    print("next steps: share of the samples in which each is the likeliest, mean p of the samples, "
+          "p from zero noise")
     for row in content["next"][:PRINTED]:
-        print(f"  {row['share']:5.0%} {row['p']:4.0%}  {row['step']}")
+        drawn = ""
+        if row["key_frame"]:
+            drawn = f"  ({row['key_frame']})"
+        print(f"  {row['share']:5.0%} {row['p']:4.0%} {row['zero_noise']:4.0%}  "
+              f"{row['step']}{drawn}")
     print("futures: share of the samples")
     for future in content["futures"][:PRINTED]:
         print(f"  {future['share']:4.0%}  {' > '.join(future['steps'])}")
@@ -249,6 +333,14 @@ def parse(argv=None):
         "forecasts one")
     add("--json", type=Path, help="also write the forecast here")
     add("--figure", type=Path, help="also draw it: FILE.png, .pdf or .svg (needs matplotlib)")
+
+    add = parser.add_argument_group("key frames").add_argument
+    add("--key-frames", type=Path, metavar="DIR", help="draw the printed next steps, a picture "
+        "each, from the last observed frame (Fig. 3); needs --image-model and diffusers")
+    add("--image-model", metavar="M", help="a Stable Diffusion: a folder as diffusers saves it, or "
+        "a name that it can fetch; only safetensors are loaded, and no code")
+    add("--strength", type=share_number, help="share of the image model's noise that is added to "
+        f"the frame; 1: nothing of it stays (default: {keyframes.STRENGTH})")
 
     add = parser.add_argument_group("run").add_argument
     add("--seed", type=seed_number, default=0, help="of the noise; without VIDEO, which test video")

@@ -63,6 +63,15 @@ def steps_of(model):
     return None
 
 
+def look_alikes_of(model):
+    """The pairs of steps that no label told a model apart, by name: the toy world's look-alikes, if
+    the model was trained there and is not fine-tuned; else ()."""
+    config = model.config
+    if config.task or config.clip not in TEACHERS:
+        return ()
+    return data_set(config.clip).look_alikes
+
+
 def require_classes(model, names):
     """InputError if a checkpoint is fine-tuned to other classes than `names`, with the first that
     differs."""

@@ -101,6 +101,10 @@ class VideoFolder(Source):
             seen = evaluation_crop(frames, self.seen_size).unflatten(0, (-1, F))
         return torch.stack(clips), seen
 
+    def picture(self, i, time):
+        """The whole picture of video i at a time, s: (3, H, W) uint8. Raises Unreadable."""
+        return self.pictures_of(self.path(i), [time], None)[0]
+
     def check(self, i):
         """As data.Source has it. It is read up to the end of its last step or, without steps, of
         the file. A narration must fit the length."""

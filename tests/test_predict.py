@@ -1,4 +1,5 @@
 """predict.py: one video in, steps and futures out; its JSON, table, warnings, figure."""
+import itertools
 import shutil
 import sys
 from dataclasses import replace
@@ -8,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from commands import call, fails, read_json
+from torch.nn.functional import normalize
 
 import weights
 from data import history_windows
-from model import sample_in_turn
 from predict import predict
 from support import figures
 from support.errors import InputError
@@ -22,6 +23,8 @@ from toy.source import Toy, load_teacher
 from weights.checkpoint import build
 
 STEPS = [*grammar.STEPS]
+PAIRS = {step: f"{a} or {b}" for a, b in grammar.LOOK_ALIKES for step in (a, b)}
+NAMES = [PAIRS.get(step, step) for step in STEPS]          # as they are printed
 
 
 def test_the_first_forecast_anyone_sees(trained, here, capsys):
@@ -35,22 +38,37 @@ def test_the_first_forecast_anyone_sees(trained, here, capsys):
     model, source = weights.load("runs/pretrain"), Toy.of("test", [3], 4)
     steps, end = source.videos[0].steps, content["clips"][-1]["end"]
     windows = history_windows(end, model.config.spacing)
+
+    def as_one(p):
+        """p of each printed name, of p (40,) of the steps."""
+        sums = dict.fromkeys(NAMES, 0.0)
+        for name, value in zip(NAMES, p.tolist()):
+            sums[name] += value
+        return sums
     with torch.no_grad():
         texts = load_teacher("cpu").encode_phrases(STEPS)
         x = model.encode(source.clips(0, windows)[0])
         for clip, window, p in zip(content["clips"], windows.tolist(),
-                                   model.match(x, texts).exp().tolist(), strict=True):
-            top = sorted(zip(p, STEPS), key=lambda row: -row[0])[:5]
+                                   model.match(x, texts).exp(), strict=True):
+            top = sorted(as_one(p).items(), key=lambda row: -row[1])[:5]
             assert clip == {"start": window[0], "end": window[1], "steps": [
-                {"step": step, "p": pytest.approx(value)} for value, step in top]}
+                {"step": step, "p": pytest.approx(value)} for step, value in top]}
         noise = torch.randn(3, 50, model.dim, generator=torch.Generator().manual_seed(3))
-        p = model.match(model.forecast_next(x[None], noise[:1])[0], texts).exp()       # (50, 40)
-        _, picks = sample_in_turn(model, x, texts, noise)
-    futures = [[STEPS[k] for k in future] for future in picks.tolist()]
-    shares = p.argmax(1).bincount(minlength=40) / 50
-    rows = sorted(zip(shares.tolist(), p.mean(0).tolist(), STEPS), reverse=True)
-    for row, (share, p, step) in zip(content["next"], rows, strict=True):
-        assert row == {"step": step, "p": pytest.approx(p, 1e-3), "share": pytest.approx(share)}
+        x_hat = model.forecast_next(x[None], torch.cat([noise[:1], noise[:1, :1] * 0], 1))[0]
+        *drawn, zero = model.match(x_hat, texts).exp()                                 # (40,) each
+    best = [max(NAMES, key=as_one(p).get) for p in drawn]
+    mean, zero = as_one(sum(drawn) / 50), as_one(zero)
+    assert len(content["next"]) == len(mean) == 37
+    order = [(row["share"], row["p"]) for row in content["next"]]
+    assert order == sorted(order, reverse=True)
+    for row in content["next"]:
+        step = row["step"]
+        assert row == {"step": step, "p": pytest.approx(mean[step], 1e-3), "key_frame": None,
+                       "zero_noise": pytest.approx(zero[step], 1e-3),
+                       "share": pytest.approx(best.count(step) / 50)}
+    for row in content["next"][:5]:
+        assert f"{row['p']:4.0%} {row['zero_noise']:4.0%}  {row['step']}\n" in out
+    futures = futures_of(model, x, texts, noise, as_one)
     shares = [row["share"] for row in content["futures"]]
     assert shares == [futures.count(row["steps"]) / 50 for row in content["futures"]]
     assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
@@ -59,15 +77,62 @@ def test_the_first_forecast_anyone_sees(trained, here, capsys):
     begun = sum(step.end <= end for step in steps)
     before = [step.label for step in steps[:begun] if step.end - windows[0, 0] >= 1]
     known = before, len(before) == begun
-    assert {row["step"]: row["p"] for row in truth["next"]} == {
-        step: chance for step, chance in zip(STEPS, exact.next_step(*known)) if chance}
-    assert truth["follows"] == [STEPS[step.label] for step in steps[begun:]] and 1 <= begun <= 5
+    assert {row["step"]: row["p"] for row in truth["next"]} == pytest.approx({
+        step: chance for step, chance in as_one(exact.next_step(*known)).items() if chance})
+    assert truth["follows"] == [NAMES[step.label] for step in steps[begun:]] and 1 <= begun <= 5
     for row in truth["futures"]:
-        assert row["share"] == exact.chance(*known, [*map(STEPS.index, row["steps"])])
-    shown = [[STEPS[step.label] for step in steps if step.start <= middle < step.end]
+        meant = [[k for k in range(40) if NAMES[k] == step] for step in row["steps"]]
+        assert row["share"] == pytest.approx(sum(
+            exact.chance(*known, [*ids]) for ids in itertools.product(*meant)))
+    shown = [[NAMES[step.label] for step in steps if step.start <= middle < step.end]
              for middle in windows.mean(1)]
     assert truth["clips"] == [names[0] if names else None for names in shown]
     assert all(f"{row['step']} {row['p']:.0%}" in out for row in truth["next"])
+
+
+def futures_of(model, x, texts, noise, as_one):
+    """The printed names of each future of noise (3, 50, D), with a loop over the samples."""
+    futures = []
+    with torch.no_grad():
+        for eps in noise.transpose(0, 1):                  # (3, D)
+            clips, future = x[None], []
+            for one in eps:
+                x_hat = model.forecast_next(clips, one[None, None])            # (1, 1, D)
+                p = model.match(x_hat[0, 0], texts).exp()
+                future.append(max(NAMES, key=as_one(p).get))
+                clips = torch.cat([clips, normalize(x_hat, dim=-1)], 1)[:, -8:]
+            futures.append(future)
+    return futures
+
+
+def test_look_alikes_that_labels_or_ones_own_steps_tell_apart(trained, here):
+    """Catches: a pair joined where it has one name, or where a model is fine-tuned to two; a share
+    of a joined future that is of one look-alike alone."""
+    run = trained / "diffusion"
+    steps = ["melt butter", "heat pan", "melt butter"]
+    content = predict(steps=steps, checkpoint=run, samples=2)
+    assert sorted(row["step"] for row in content["next"]) == sorted(steps)
+    steps = ["melt butter", "heat pan", "crack egg", "cool pan"]
+    content = predict(steps=steps, checkpoint=run, samples=2)
+    assert sorted(row["step"] for row in content["next"]) == [
+        "crack egg", "heat pan or cool pan", "melt butter"]
+    start = weights.load(run)
+    model = build(replace(start.config, task="forecast", classes=[4], names=steps), start.phrases)
+    model.load_state_dict(start.state_dict(), strict=False)
+    weights.save("tuned.pt", model)
+    content = predict(checkpoint="tuned.pt", samples=2)
+    assert {row["step"] for row in content["next"]} == {*steps}
+    assert not any(" or " in row["step"] for row in content["truth"]["next"])
+    source = Toy.of("test", [0], 4)
+    windows = history_windows(source.videos[0].steps[0].end)
+    joined = {step: "heat pan or cool pan" for step in ("heat pan", "cool pan")}
+    with pytest.MonkeyPatch.context() as patch:
+        chances = {(STEPS.index("heat pan"),): .25, (STEPS.index("cool pan"),): .5}
+        patch.setattr(grammar.Grammar(), "chance", lambda steps, start, ids: (
+            chances.get(tuple(ids), 0.0)), raising=False)
+        futures = [{"steps": ["heat pan or cool pan"]}, {"steps": ["crack egg"]}]
+        truth = source.truth.of_forecast(windows, futures, joined)
+    assert [row["share"] for row in truth["futures"]] == [.75, 0]
 
 
 def test_a_video_file_and_steps_of_ones_own(trained, here, drawn, capsys):

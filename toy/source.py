@@ -36,6 +36,7 @@ class Toy(Source):
     phrases = grammar.PHRASES
     world = grammar.VERSION
     steps = grammar.STEPS
+    look_alikes = grammar.LOOK_ALIKES
 
     @staticmethod
     def add_flags(add, command):
@@ -119,6 +120,11 @@ class Toy(Source):
     def duration(self, i):
         """As data.Source has it."""
         return self.videos[i].duration
+
+    def picture(self, i, time):
+        """The picture of video i at a time, s, if all are drawn: (3, H, W) uint8."""
+        n = render.count_frames(self.videos[i])
+        return self.frames[self.first[i] + int(render.last_taken(time, n))]
 
     def clips(self, i, windows, rng=None):
         """As data.Source has it; nothing is drawn at random."""

@@ -3,6 +3,8 @@
 M examples, S steps. p: probabilities (M, S). Where no label names look-alikes, the two of a pair
 count as one.
 """
+from itertools import product
+
 import numpy as np
 import torch
 
@@ -98,23 +100,35 @@ class Truth:
                 return self.steps[step.label]
         return None
 
-    def of_forecast(self, windows, futures):
+    def of_forecast(self, windows, futures, joined=None):
         """What is true of the first video: the step of each window or None, the exact "next" step
-        and share of each of the futures, if the video goes on, and what "follows" in it."""
+        and share of each of the futures, if the video goes on, and what "follows" in it.
+
+        joined: {name: the name that it shares with its look-alike}, if they count as one.
+        """
+        joined = joined or {}
+        called = [joined.get(step, step) for step in self.steps]               # (S,) of each step
         exact, shown, script = grammar.Grammar(), [], self.source.videos[0]
         for middle in windows.mean(1):
-            shown.append(self.step_at(script, middle))
+            step = self.step_at(script, middle)
+            shown.append(joined.get(step, step))
         begun = sum(step.start <= windows[-1, 1] - 1 for step in script.steps)
         before, from_start = observed_steps(Example(0, windows, -1, begun), script)
         p = exact.next_step(before, from_start)
+        chances, ids_of = {}, {}                           # by name
+        for k, name in enumerate(called):
+            chances[name] = chances.get(name, 0.0) + float(p[k])
+            ids_of.setdefault(name, []).append(k)
         following = []
-        for k in np.argsort(-p, kind="stable"):
-            if p[k] > 0:
-                following.append({"step": self.steps[k], "p": float(p[k])})
+        for name in sorted(chances, key=chances.get, reverse=True):    # equals stay in their order
+            if chances[name] > 0:
+                following.append({"step": name, "p": chances[name]})
         exact_futures = []
         for future in futures:
-            ids = [grammar.STEP_ID.get(step, -1) for step in future["steps"]]
-            share = exact.chance(before, from_start, ids)
+            meant = [ids_of.get(step, [-1]) for step in future["steps"]]
+            share = 0.0
+            for ids in product(*meant):                    # a look-alike is either of its pair
+                share += exact.chance(before, from_start, list(ids))
             exact_futures.append(future | {"share": share})
         return {"clips": shown, "next": following, "futures": exact_futures,
-                "follows": [self.steps[step.label] for step in script.steps[begun:]]}
+                "follows": [called[step.label] for step in script.steps[begun:]]}
