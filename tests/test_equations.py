@@ -1,4 +1,4 @@
-"""diffusion.py and losses.py: Eqs. 2, 6 and 11, the chain of Sec. 3.3 and App. A by hand."""
+"""diffusion.py and losses.py: Eqs. 2, 6 and 11, and the chain of Sec. 3.3, by hand."""
 import itertools
 import math
 
@@ -73,7 +73,7 @@ def test_eq11_is_the_mean_of_probabilities_by_loops():
         assert diffusion.expectation(log_p)[b, k].item() == pytest.approx(expected)
 
 
-# --- Eq. 6 and App. A: losses.py ---
+# --- Eq. 6: losses.py ---
 def soft(*shape, seed=0):
     """Random soft targets: rows sum to 1."""
     return (3 * draw(*shape, seed=seed)).softmax(-1)
@@ -102,30 +102,3 @@ def test_eq6_is_finite_at_the_smallest_temperature_and_the_longest_vectors():
     torch.testing.assert_close(log_p[0].detach(), torch.tensor([0.0, -200.0]))
     log_p.sum().backward()
     assert x.grad.isfinite().all()
-
-
-def test_eq_a_bounds_the_likelihood_of_a_small_chain_by_enumeration():
-    """Eq. A with three values of x_j, three levels and two texts. The two terms of h, with the
-    likelihood at t = 1 and the prior's KL, are the mean of log q / p over all paths x^1, .., x^T,
-    and never below -log p. Catches: a bound that is none, a term that is missing."""
-    S, T = 3, 3
-    q, p = soft(T, S, S), soft(T, S, S, seed=1)            # rows are q(x^t | x^t-1), p(x^t-1 | x^t)
-    prior, p_y = soft(S, seed=2), soft(S, 2, seed=3)
-    p_0 = prior @ p[2] @ p[1] @ p[0]                       # p_theta(x^0), (S,)
-    at_t = [torch.eye(S, dtype=torch.float64), q[0], q[0] @ q[1], q[0] @ q[1] @ q[2]]
-    for x0 in range(S):
-        bound = (at_t[T][x0] * (at_t[T][x0] / prior).log()).sum()              # dropped
-        bound -= (at_t[1][x0] * p[0][:, x0].log()).sum()                       # t = 1
-        for t, xt in itertools.product(range(2, T + 1), range(S)):
-            posterior = at_t[t - 1][x0] * q[t - 1][:, xt] / at_t[t][x0, xt]
-            bound += at_t[t][x0, xt] * (posterior * (posterior / p[t - 1][xt]).log()).sum()
-        by_paths = 0.0
-        for path in itertools.product([x0], *[range(S)] * T):
-            forward, backward = 1.0, prior[path[-1]]
-            for t in range(T):
-                forward = forward * q[t][path[t], path[t + 1]]
-                backward = backward * p[t][path[t + 1], path[t]]
-            by_paths += forward * (forward / backward).log()
-        torch.testing.assert_close(bound, by_paths)
-        assert bound > -p_0[x0].log()
-    assert ((p_0[:, None] * -p_y.log()).sum(0) > -(p_0[:, None] * p_y).sum(0).log()).all()

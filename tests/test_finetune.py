@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 import evaluate
 import finetune
 import weights
-from data import Example, Video
+from data import Example, Step, Video, frame_times
 from model import Config, ProcedureModel
 from support.run import learning_rate
 from toy import grammar
@@ -128,8 +128,6 @@ def test_each_task_has_its_settings(trained, here, capsys, monkeypatch):
         group, = weights.checkpoint.read(task)["optimizer"]["param_groups"]
         assert group["weight_decay"] == decay and clips[-1] == most
     assert len(clips) == 7 + 8                             # updates: of 56 and 64 examples by 8
-    actions = finetune.settings_of("actions")
-    assert (actions.decay, actions.clip) == (5e-2, 1.)     # of the release
     line = fails(capsys, "train.py", *TUNE, "--history", "paper")
     assert "--history: has no effect on --task classify" in line
     monkeypatch.setattr(evaluate.Classify, "needs_h", True)
@@ -180,10 +178,24 @@ def test_actions_need_verb_and_noun_and_rank_pairs():
         assert rows[f"top{k}"][name] == pytest.approx(100 * share)
 
 
-def test_actions_of_epic_train_f(trained, here, capsys):
+def test_an_action_is_seen_in_ten_clips_of_sixteen_frames_a_second():
+    """Catches: fewer clips than the release's, or of another length; the paper's 32 frames."""
+    task = evaluate.Actions()
+    example, = task.examples([Video("a", steps=(Step(0., 20., (3, 4)),))], None, 2)
+    assert example.windows.tolist() == [[2 * i, 2 * i + 2] for i in range(10)]
+    times = torch.from_numpy(frame_times(example.windows, task.frames))        # (10, 32) s
+    torch.testing.assert_close(times.flatten(), torch.arange(320) / 16 + 1 / 32,
+                               check_dtype=False)
+
+
+def test_actions_of_epic_train_f(trained, here, capsys, monkeypatch):
     """Catches: frames of another rate, verbs and nouns exchanged, f frozen; settings at which the
-    loss does not fall; another split; a video of --skip that is opened; one that cannot be decoded,
-    read as if it could."""
+    loss does not fall, another weight decay than the release's, gradients that are not clipped;
+    another split; a video of --skip that is opened; one that cannot be decoded, read as if it
+    could."""
+    clips, clip = [], finetune.clip_grad_norm_
+    monkeypatch.setattr(finetune, "clip_grad_norm_", lambda parameters, most: (
+        clips.append(most) or clip(parameters, most)))
     export(here / "world", 3, 0)
     names = sorted(path.stem for path in (here / "world" / "videos").iterdir())
     (here / "world" / "videos" / f"{names[2]}.mp4").write_bytes(b"damaged")
@@ -199,6 +211,8 @@ def test_actions_of_epic_train_f(trained, here, capsys):
          "run")
     losses = [row["loss"] for row in rows_of("run") if row["loss"] is not None]
     assert losses[-1] < losses[0]                      # a loss that is not finite ends the run
+    group, = weights.checkpoint.read("run")["optimizer"]["param_groups"]
+    assert group["weight_decay"] == 5e-2 and {*clips} == {1.}
     assert Path("run/unreadable.txt").read_text().startswith(f"{names[2]}\t")
     assert len(Path("run/unreadable.txt").read_text().splitlines()) == 1
     assert read_json("run/left_out.json") == {names[1]: ["skipped", "left out by --skip"]}

@@ -14,7 +14,7 @@ from diffusion import sample
 from encoder import TimeSformer
 from model import Config
 from pseudo_labels import Teacher
-from support.arguments import compile_modules
+from support.arguments import compile_modules, mixed_precision
 from toy.teacher import build_teacher
 from weights.checkpoint import build as build_model
 
@@ -41,6 +41,15 @@ def test_embeddings_have_length_1_under_autocast():
         x = TimeSformer(**TINY)(draw(2, 3, 3, 12, 12).float())
     assert x.dtype == torch.float32
     torch.testing.assert_close(x.norm(dim=-1), torch.ones(2), rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+def test_matrix_products_of_a_gpu_are_in_bfloat16():
+    """Catches: float16, in which small gradients become 0; another type on a CPU."""
+    with mixed_precision(torch.device("cuda")):
+        assert torch.get_autocast_dtype("cuda") == torch.bfloat16
+    with mixed_precision(torch.device("cpu")):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
 def test_default_new_weights_start_as_an_image_model_except_block_0():

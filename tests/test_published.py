@@ -55,7 +55,10 @@ def test_f_alone_embeds_by_its_class_token_or_projection(tmp_path, name):
     assert torch.equal(model.encoder(clips), normalize(expected, dim=-1))
     config = model.config
     assert config.text_space == (name == "clip") and config.tau == .02
-    assert config.pixels == (.45, .225) and config.order == "none" and config.spacing is None
+    assert config.order == "none" and config.spacing is None
+    black_and_white = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1, 1)
+    pixels = model.normalize(black_and_white.expand(2, 4, 3, 32, 32))      # release: mean .45, std
+    torch.testing.assert_close(pixels[:, 0, 0, 0, 0], torch.tensor([-2, 22 / 9]))      # .225
     assert config.scale == scale_of(model.dim)
     assert torch.equal(model.alpha_bar, noise_levels(model.dim))
 
