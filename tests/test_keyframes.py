@@ -73,6 +73,7 @@ def asked(monkeypatch):
     def keep(picture, pipeline):
         pictures.append(picture)
         return enlarge(picture, pipeline)
+    monkeypatch.setattr(keyframes, "LEVELS", 4)            # 50 take long
     monkeypatch.setattr(kind, "__call__", record)
     monkeypatch.setattr(keyframes, "enlarge", keep)
     return calls, pictures
@@ -104,8 +105,8 @@ def test_a_key_frame_of_each_step_of_the_toy_world(trained, here, image_model, a
     assert first[0] != sorted(Path("b").iterdir())[0].read_bytes() and len(calls) == 15
     assert calls[-1]["strength"] == 0.5 and len(pictures) == 3
     drawn = []
+    pipeline = keyframes.open_pipeline(image_model, "cpu")
     for seed in 0, 1:
-        pipeline = keyframes.open_pipeline(image_model, "cpu")
         paths = keyframes.draw_key_frames(pipeline, "c", pictures[0], ["a b/c"], seed=seed)
         drawn.append(paths[0].read_bytes())
     assert drawn[0] != drawn[1] and paths == [Path("c/1-a-b-c.png")]

@@ -10,6 +10,7 @@ from commands import ROOT, broken_source, call, fails, read_json, rows_of
 from test_finetune import TUNE
 
 import data
+import evaluate
 import weights
 from support.arguments import INCLUDED
 from toy.__main__ import export
@@ -111,7 +112,7 @@ def test_the_included_checkpoint_forecasts(here, capsys):
     assert len(told.splitlines()) <= 20 and found["checkpoint"] == str(INCLUDED)
 
 
-def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys):
+def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys, monkeypatch):
     """Catches: a traceback, or a score of a task it was not trained for; another teacher; NaN."""
     model = weights.load(trained / "mask")
     torch.nn.init.constant_(model.encoder.head.bias, torch.nan)
@@ -130,6 +131,9 @@ def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys):
             ("mask", epic, "--task classify --data epic"),
             (here / "other.pt", ("--toy-videos", "1"), "another teacher")):
         assert words in fails(capsys, "evaluate.py", *flags, "--checkpoint", trained / checkpoint)
+    monkeypatch.setattr(evaluate.Classify, "frames", 32)               # as actions are tuned on
+    assert "is not fine-tuned" in fails(capsys, "evaluate.py", "--task", "classify",
+                                        "--toy-videos", "1", "--checkpoint", trained / "mask")
 
 
 def test_what_cannot_be_read_is_counted_and_not_scored(trained, here, capsys, monkeypatch):

@@ -94,8 +94,9 @@ def same_f(init, tuned):
         torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("task", ["classify", "forecast", "activity"])
-@pytest.mark.parametrize("name", ["kinetics", "mpnet"])
+@pytest.mark.parametrize("name, task", [
+    ("kinetics", "classify"), ("kinetics", "forecast"), ("kinetics", "activity"),
+    ("mpnet", "classify")])                            # a new h of 768 numbers takes long
 def test_f_alone_is_probed_and_measured(here, capsys, monkeypatch, name, task):
     """Catches: a refusal; f tuned; no new h; texts of another width in the classifier; a teacher
     opened to tune what starts at zero; spaced histories; a checkpoint that nobody can measure."""
@@ -151,10 +152,10 @@ def vit_at_hand(monkeypatch):
 def test_imagenets_vit_is_probed_on_files_and_resumed(here, capsys, monkeypatch):
     """Catches: --init timm for pre-training alone; frames of the small size; f tuned; another start
     on --resume; pictures of another size, read as if they fitted."""
-    export(here / "world", 6, 0)
+    export(here / "world", 3, 0)
     vit_at_hand(monkeypatch)
     coin = "--data", "coin", "--annotations", "world/COIN.json", "--videos", "world"
-    tune = *TUNE, *coin, "--task", "forecast", "--init", "timm"
+    tune = *TUNE, *coin, "--task", "forecast", "--init", "timm", "--batch", "4"
     call(*tune, "--out", "whole")
     model = weights.load("whole")
     assert model.encoder.frames == 8 and same_f(load_init("timm", 8), model)

@@ -122,6 +122,13 @@ def test_targets_of_both_are_the_mean_of_unit_vectors():
     heard = [text for part, (_, _, text) in zip(share, source.narration(1)) if part]
     mean = teacher.encode_sentences(heard).mean(0)
     torch.testing.assert_close(spoken[9], mean / mean.norm())
+    texts = ["crack the egg", "heat the pan"]          # two sentences of one clip weigh the same
+    raw = teacher.encode_texts(texts)
+    halves, other = (raw / raw.norm(dim=-1, keepdim=True)).sum(0), raw.sum(0)
+    assert (halves / halves.norm() - other / other.norm()).norm() > .01
+    said = [(np.array([[.5, .5]], np.float32), texts)]
+    torch.testing.assert_close(clip_features(teacher, None, said, "narration")[0],
+                               halves / halves.norm())
 
 
 def test_clips_that_coincide_are_nine_seconds_apart():
