@@ -151,7 +151,7 @@ def test_an_update_of_the_release(trained, here, capsys):
     before, after, (row,) = weights.load("start.pt").train(), weights.load("run"), rows_of("run")
     settings = read_json("run/config.json")["settings"]
     assert settings == settings | dict(recipe="release", noise="release", targets="both",
-                                       rows="release", lr=4e-3, batch=6)
+                                       rows="release", batch=6)
     assert torch.equal(after.alpha_bar, released_levels()) and after.scale == 1
     before.alpha_bar, before.scale = after.alpha_bar, 1.0
     teacher, rows = load_teacher("cpu"), []
