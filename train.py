@@ -77,22 +77,8 @@ RELEASED = dict(noise=["release"], targets="both", rows="release")
 SGD_CUTS, ADAMW_CUTS = (0.4, 0.8), (0.6, 0.92)
 
 
-def draw(batch, dim, levels, rows, context, seed, update):
-    """The random variables of the expectations in Eqs. 9 and 10, for all videos of a batch.
-
-    Args:    rows: "release": all clips from a random position after j onward are hidden, as in the
-             authors' code; "paper": none is hidden. context: "observed": h reads clip i at place i;
-             "shuffled", a control: it reads the observed clips of a row at each other's places.
-    Returns: noise (B, N, D), t (B, N), observed (B, N, N), read (B, N, N), as in the header.
-    """
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)   # its low 32 bits count
-    noise = torch.randn(batch, CLIPS, dim, generator=generator)
-    t = torch.randint(levels, (batch, CLIPS), generator=generator)         # t ~ U[1, T], minus 1
-    return noise, t, *draw_rows(batch, rows, context, generator)
-
-
 def draw_rows(batch, rows, context, generator):
-    """Which clips h reads, with each clip in turn missing: observed and read of `draw`."""
+    """Which clips h reads if each clip in turn is missing: observed and read of `draw`."""
     i = torch.arange(CLIPS)
     observed = (i != i[:, None]).repeat(batch, 1, 1)                       # (B, N, N)  i != j
     if rows == "release":
@@ -107,17 +93,19 @@ def draw_rows(batch, rows, context, generator):
     return observed, read
 
 
-def released_draw(batch, dim, levels, rows, context, seed, update):
-    """`draw` of the release: one missing clip of a video, and noise for each level of its chain.
+def draw(batch, dim, levels, rows, context, seed, update):
+    """The random variables of the expectations in Eqs. 9 and 10, for all videos of a batch.
 
-    Returns: noise (B, T, D), j (B,), observed (B, N), read (B, N).
+    Args:    rows: "release": all clips from a random position after j onward are hidden, as in the
+             authors' code; "paper": none is hidden. context: "observed": h reads clip i at place i;
+             "shuffled", a control: it reads the observed clips of a row at each other's places.
+    Returns: noise (B, N, D), t (B, N), observed (B, N, N), read (B, N, N), as in the header.
     """
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
-    noise = torch.randn(batch, levels, dim, generator=generator)
-    j = torch.randint(CLIPS, (batch,), generator=generator)
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)   # its low 32 bits count
+    noise = torch.randn(batch, CLIPS, dim, generator=generator)
+    t = torch.randint(levels, (batch, CLIPS), generator=generator)         # t ~ U[1, T], minus 1
     observed, read = draw_rows(batch, rows, context, generator)
-    video = torch.arange(batch)
-    return noise, j, observed[video, j], read[video, j]
+    return noise, t, observed, read
 
 
 def objective(model, clips, targets, noise, t, observed, read):
@@ -149,6 +137,46 @@ def matching(model, clips, targets, *draws):
     x = model.encode(clips.flatten(0, 1)).unflatten(0, clips.shape[:2])
     log_p = match(x, model.phrases, model.tau)
     return cross_entropy(targets, log_p).mean(1), 0.0, 0.0, log_p, None
+
+
+def all_targets(targets, *draws):
+    """The soft targets of what h predicts in `objective`: of each clip, (B, N, K)."""
+    return targets
+
+
+def make_optimizer(model, stage, betas=BETAS, nesterov=False):
+    """SGD with momentum, then AdamW (paper, Sec. 4). The loop sets the learning rate."""
+    options = dict(lr=0.0, weight_decay=WEIGHT_DECAY)
+    if stage == "sgd":
+        return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=nesterov, **options)
+    return torch.optim.AdamW(model.parameters(), betas=betas, fused=True, **options)
+
+
+def rate_of(update, switch, updates, peak):
+    """The learning rate: of SGD before the update `switch`, then of AdamW, whose peak is given."""
+    if update < switch:
+        return learning_rate(update, 0, switch, SGD_LR)
+    return learning_rate(update, switch, updates, peak)
+
+
+# --- As the authors' code has it: --recipe release ---
+def released_draw(batch, dim, levels, rows, context, seed, update):
+    """`draw` of the release: one missing clip of a video, and noise for each level of its chain.
+
+    Returns: noise (B, T, D), j (B,), observed (B, N), read (B, N).
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
+    noise = torch.randn(batch, levels, dim, generator=generator)
+    j = torch.randint(CLIPS, (batch,), generator=generator)
+    observed, read = draw_rows(batch, rows, context, generator)
+    video = torch.arange(batch)
+    return noise, j, observed[video, j], read[video, j]
+
+
+def missing_targets(targets, noise, j, *draws):
+    """The soft targets of what h predicts in `released_objective`: of clip j, (B, 1, K), the same
+    for all levels."""
+    return targets.take_along_dim(j[:, None, None], 1)
 
 
 def released_objective(model, clips, targets, noise, j, observed, read):
@@ -187,35 +215,9 @@ def released_objective(model, clips, targets, noise, j, observed, read):
     return xe, mse, mc, log_p, log_q
 
 
-def all_targets(targets, *draws):
-    """The soft targets of what h predicts in `objective`: of each clip, (B, N, K)."""
-    return targets
-
-
-def missing_targets(targets, noise, j, *draws):
-    """The soft targets of what h predicts in `released_objective`: of clip j, (B, 1, K), the same
-    for all levels."""
-    return targets.take_along_dim(j[:, None, None], 1)
-
-
-def make_optimizer(model, stage, betas=BETAS, nesterov=False):
-    """SGD with momentum, then AdamW (paper, Sec. 4). The loop sets the learning rate."""
-    options = dict(lr=0.0, weight_decay=WEIGHT_DECAY)
-    if stage == "sgd":
-        return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=nesterov, **options)
-    return torch.optim.AdamW(model.parameters(), betas=betas, fused=True, **options)
-
-
 def released_optimizer(model, stage):
     """`make_optimizer` of the release: Nesterov's momentum, and AdamW's usual betas."""
     return make_optimizer(model, stage, (0.9, 0.999), nesterov=True)
-
-
-def rate_of(update, switch, updates, peak):
-    """The learning rate: of SGD before the update `switch`, then of AdamW, whose peak is given."""
-    if update < switch:
-        return learning_rate(update, 0, switch, SGD_LR)
-    return learning_rate(update, switch, updates, peak)
 
 
 def released_rate(update, switch, updates, peak):
@@ -225,9 +227,9 @@ def released_rate(update, switch, updates, peak):
     return stepped_rate(update, switch, updates, peak, ADAMW_CUTS)
 
 
+# --- Which of the two, and the loop ---
 class Recipe(NamedTuple):
-    """What --recipe decides: functions with the arguments and results of the paper's, and numbers.
-    """
+    """What --recipe decides: functions, those of the paper or of the release, and a number."""
     draw: Callable                # the random variables of an update
     features: Callable            # the teacher's features of clips
     targets: Callable             # p'_i, made of them
