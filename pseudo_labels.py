@@ -17,6 +17,7 @@ The teacher is any open_clip model: ViT-B/16 with OpenAI's weights for real vide
 (weights/teacher.py), a tiny one for the toy world (toy/teacher.py).
 """
 import torch
+from open_clip.model import convert_weights_to_fp16
 from torch.nn import functional
 from torchvision.transforms.v2 import functional as transform
 from tqdm import tqdm
@@ -55,6 +56,8 @@ class Teacher:
         self.mean, self.std = (torch.tensor(value, device=device).view(-1, 1, 1)
                                for value in (mean, std))
         size, self.device = model.visual.image_size, torch.device(device)
+        if self.device.type == "cuda":             # of the picture tower; once, not at each call
+            convert_weights_to_fp16(self.model.visual)
         self.size = size if isinstance(size, int) else size[0]              # side, pixels
 
     @torch.no_grad()

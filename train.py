@@ -64,7 +64,7 @@ from weights import encoders
 from weights.checkpoint import build, init_from, open_start, rebuild
 
 SIZES = {                 # what --size implies: h, and how f and h are trained; a flag overrides it
-    "small": dict(denoiser=dict(layers=4, heads=4), sgd_epochs=0.25, epochs=13, batch=8, lr=3e-3,
+    "small": dict(denoiser=dict(layers=4, heads=4), sgd_epochs=0.25, epochs=10, batch=8, lr=4e-3,
                   log_every=20),
     "base": dict(denoiser=dict(layers=4, heads=8), sgd_epochs=5, epochs=25, batch=128, lr=5e-5,
                  log_every=1)}                         # f: weights/encoders.py
@@ -107,19 +107,6 @@ def draw_rows(batch, rows, context, generator):
     return observed, read
 
 
-def released_draw(batch, dim, levels, rows, context, seed, update):
-    """`draw` of the release: one missing clip of a video, and noise for each level of its chain.
-
-    Returns: noise (B, T, D), j (B,), observed (B, N), read (B, N).
-    """
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
-    noise = torch.randn(batch, levels, dim, generator=generator)
-    j = torch.randint(CLIPS, (batch,), generator=generator)
-    observed, read = draw_rows(batch, rows, context, generator)
-    video = torch.arange(batch)
-    return noise, j, observed[video, j], read[video, j]
-
-
 def objective(model, clips, targets, noise, t, observed, read):
     """Eqs. 2, 5, 6 and 8 to 10, of B videos; shapes are in the header, noise (B, N, D).
 
@@ -151,53 +138,6 @@ def matching(model, clips, targets, *draws):
     return cross_entropy(targets, log_p).mean(1), 0.0, 0.0, log_p, None
 
 
-def released_objective(model, clips, targets, noise, j, observed, read):
-    """`objective` of the release, of B videos; noise (B, T, D), j (B,), observed and read (B, N).
-
-    h goes through all levels in a chain. At the noisiest level it reads x_j^0, noised; at each
-    lower one what it predicted before, noised anew. No gradient passes through what is noised. But
-    x_j^0 as the target of L_MSE has one, and so trains f.
-
-        L = (sum_i H(p'_i, p(y_i | x_i)) + sum_t H(p'_j, p(y_j | x_hat_j^t))) / (N + T)
-            + 1 / (T D) sum_t |x_hat_j^t - x_j^0|^2
-
-    The release has KL(p', p) = H(p', p) - H(p') in place of the cross entropy H. The gradient is
-    the same, since nothing that is trained is in H(p').
-
-    Returns: the three parts of L, of each video, (B,): of L_XE, of L_MSE and of L_MC, the first and
-    the last as they are weighted here; log p of Eq. 6, of x (B, N, K) and of x_hat (B, T, K).
-    """
-    B, N = clips.shape[:2]
-    T = len(model.alpha_bar)
-    x = model.encode(clips.flatten(0, 1)).unflatten(0, (B, N))             # x_i = f(v_i)
-    log_p = match(x, model.phrases, model.tau)                             # Eq. 6
-    x0 = x[torch.arange(B, device=x.device), j]                            # (B, D), with gradient
-    context = (model.scale * x).take_along_dim(read[..., None], 1)         # (B, N, D)
-    z_hat, predicted = model.scale * x0, []                # what is noised at the noisiest level
-    for t in reversed(range(T)):
-        zt = add_noise(z_hat.detach(), noise[:, t], model.alpha_bar[t])
-        z_hat = model.denoiser(zt, context, observed, j, torch.full_like(j, t)).float()    # Eq. 5
-        predicted.append(z_hat)
-    x_hat = torch.stack(predicted, 1) / model.scale                        # (B, T, D)
-    log_q = match(x_hat, model.phrases, model.tau)                         # Eq. 6, of x_hat
-    wanted = missing_targets(targets, noise, j)                            # (B, 1, K)
-    xe = cross_entropy(targets, log_p).sum(1) / (N + T)                    # N of N + T rows
-    mse = (x_hat - x0[:, None]).pow(2).mean((1, 2))
-    mc = cross_entropy(wanted, log_q).sum(1) / (N + T)                     # the other T
-    return xe, mse, mc, log_p, log_q
-
-
-def all_targets(targets, *draws):
-    """The soft targets of what h predicts in `objective`: of each clip, (B, N, K)."""
-    return targets
-
-
-def missing_targets(targets, noise, j, *draws):
-    """The soft targets of what h predicts in `released_objective`: of clip j, (B, 1, K), the same
-    for all levels."""
-    return targets.take_along_dim(j[:, None, None], 1)
-
-
 def make_optimizer(model, stage, betas=BETAS, nesterov=False):
     """SGD with momentum, then AdamW (paper, Sec. 4). The loop sets the learning rate."""
     options = dict(lr=0.0, weight_decay=WEIGHT_DECAY)
@@ -206,49 +146,11 @@ def make_optimizer(model, stage, betas=BETAS, nesterov=False):
     return torch.optim.AdamW(model.parameters(), betas=betas, fused=True, **options)
 
 
-def released_optimizer(model, stage):
-    """`make_optimizer` of the release: Nesterov's momentum, and AdamW's usual betas."""
-    return make_optimizer(model, stage, (0.9, 0.999), nesterov=True)
-
-
 def rate_of(update, switch, updates, peak):
     """The learning rate: of SGD before the update `switch`, then of AdamW, whose peak is given."""
     if update < switch:
         return learning_rate(update, 0, switch, SGD_LR)
     return learning_rate(update, switch, updates, peak)
-
-
-def released_rate(update, switch, updates, peak):
-    """`rate_of` of the release: no rise, and cut to a tenth twice in each stage."""
-    if update < switch:
-        return stepped_rate(update, 0, switch, SGD_LR, SGD_CUTS)
-    return stepped_rate(update, switch, updates, peak, ADAMW_CUTS)
-
-
-class Recipe(NamedTuple):
-    """What --recipe decides: functions with the arguments and results of the paper's, and numbers.
-    """
-    draw: Callable                # the random variables of an update
-    features: Callable            # the teacher's features of clips
-    targets: Callable             # p'_i, made of them
-    objective: Callable           # the terms of each video
-    wanted: Callable              # of the targets, those of what h predicts
-    optimizer: Callable           # of a stage
-    rate: Callable                # its learning rate
-    clip: float                   # the most that the norm of the gradient may be
-
-
-def recipe_of(args):
-    """The Recipe of --recipe. With --order none its objective is `matching`."""
-    if args.recipe == "release":
-        recipe = Recipe(released_draw, released_features, released_targets, released_objective,
-                        missing_targets, released_optimizer, released_rate, math.inf)
-    else:
-        recipe = Recipe(draw, clip_features, soft_targets, objective, all_targets, make_optimizer,
-                        rate_of, 1.0)
-    if args.order == "none":
-        recipe = recipe._replace(objective=matching)
-    return recipe
 
 
 def set_up_pretraining(args, run, device):
@@ -362,6 +264,107 @@ def pretrain(args):
                 break
 
 
+# --- What --recipe decides ---
+class Recipe(NamedTuple):
+    """What --recipe decides: functions with the arguments and results of the paper's, and numbers.
+    """
+    draw: Callable                # the random variables of an update
+    features: Callable            # the teacher's features of clips
+    targets: Callable             # p'_i, made of them
+    objective: Callable           # the terms of each video
+    wanted: Callable              # of the targets, those of what h predicts
+    optimizer: Callable           # of a stage
+    rate: Callable                # its learning rate
+    clip: float                   # the most that the norm of the gradient may be
+
+
+def all_targets(targets, *draws):
+    """The soft targets of what h predicts in `objective`: of each clip, (B, N, K)."""
+    return targets
+
+
+def recipe_of(args):
+    """The Recipe of --recipe. With --order none its objective is `matching`."""
+    if args.recipe == "release":
+        recipe = Recipe(released_draw, released_features, released_targets, released_objective,
+                        missing_targets, released_optimizer, released_rate, math.inf)
+    else:
+        recipe = Recipe(draw, clip_features, soft_targets, objective, all_targets, make_optimizer,
+                        rate_of, 1.0)
+    if args.order == "none":
+        recipe = recipe._replace(objective=matching)
+    return recipe
+
+
+# --- As the authors' code has it ---
+def released_draw(batch, dim, levels, rows, context, seed, update):
+    """`draw` of the release: one missing clip of a video, and noise for each level of its chain.
+
+    Returns: noise (B, T, D), j (B,), observed (B, N), read (B, N).
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
+    noise = torch.randn(batch, levels, dim, generator=generator)
+    j = torch.randint(CLIPS, (batch,), generator=generator)
+    observed, read = draw_rows(batch, rows, context, generator)
+    video = torch.arange(batch)
+    return noise, j, observed[video, j], read[video, j]
+
+
+def released_objective(model, clips, targets, noise, j, observed, read):
+    """`objective` of the release, of B videos; noise (B, T, D), j (B,), observed and read (B, N).
+
+    h goes through all levels in a chain. At the noisiest level it reads x_j^0, noised; at each
+    lower one what it predicted before, noised anew. No gradient passes through what is noised. But
+    x_j^0 as the target of L_MSE has one, and so trains f.
+
+        L = (sum_i H(p'_i, p(y_i | x_i)) + sum_t H(p'_j, p(y_j | x_hat_j^t))) / (N + T)
+            + 1 / (T D) sum_t |x_hat_j^t - x_j^0|^2
+
+    The release has KL(p', p) = H(p', p) - H(p') in place of the cross entropy H. The gradient is
+    the same, since nothing that is trained is in H(p').
+
+    Returns: the three parts of L, of each video, (B,): of L_XE, of L_MSE and of L_MC, the first and
+    the last as they are weighted here; log p of Eq. 6, of x (B, N, K) and of x_hat (B, T, K).
+    """
+    B, N = clips.shape[:2]
+    T = len(model.alpha_bar)
+    x = model.encode(clips.flatten(0, 1)).unflatten(0, (B, N))             # x_i = f(v_i)
+    log_p = match(x, model.phrases, model.tau)                             # Eq. 6
+    x0 = x[torch.arange(B, device=x.device), j]                            # (B, D), with gradient
+    context = (model.scale * x).take_along_dim(read[..., None], 1)         # (B, N, D)
+    z_hat, predicted = model.scale * x0, []                # what is noised at the noisiest level
+    for t in reversed(range(T)):
+        zt = add_noise(z_hat.detach(), noise[:, t], model.alpha_bar[t])
+        z_hat = model.denoiser(zt, context, observed, j, torch.full_like(j, t)).float()    # Eq. 5
+        predicted.append(z_hat)
+    x_hat = torch.stack(predicted, 1) / model.scale                        # (B, T, D)
+    log_q = match(x_hat, model.phrases, model.tau)                         # Eq. 6, of x_hat
+    wanted = missing_targets(targets, noise, j)                            # (B, 1, K)
+    xe = cross_entropy(targets, log_p).sum(1) / (N + T)                    # N of N + T rows
+    mse = (x_hat - x0[:, None]).pow(2).mean((1, 2))
+    mc = cross_entropy(wanted, log_q).sum(1) / (N + T)                     # the other T
+    return xe, mse, mc, log_p, log_q
+
+
+def missing_targets(targets, noise, j, *draws):
+    """The soft targets of what h predicts in `released_objective`: of clip j, (B, 1, K), the same
+    for all levels."""
+    return targets.take_along_dim(j[:, None, None], 1)
+
+
+def released_optimizer(model, stage):
+    """`make_optimizer` of the release: Nesterov's momentum, and AdamW's usual betas."""
+    return make_optimizer(model, stage, (0.9, 0.999), nesterov=True)
+
+
+def released_rate(update, switch, updates, peak):
+    """`rate_of` of the release: no rise, and cut to a tenth twice in each stage."""
+    if update < switch:
+        return stepped_rate(update, 0, switch, SGD_LR, SGD_CUTS)
+    return stepped_rate(update, switch, updates, peak, ADAMW_CUTS)
+
+
+# --- The command line ---
 def parse(argv=None):
     """The command line. Defaults are those of --data and --size."""
     if peek(argv, "--stage", "pretrain") == "finetune":

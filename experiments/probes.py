@@ -2,10 +2,12 @@
 
     similar   How often the right step followed the most similar histories of training: a lookup by
               the same f, in place of h.
-    futures   Whether the grammar allows futures that h samples, one step after another.
+    futures   Whether the grammar allows futures that h samples, one step after another. Without
+              labels, a look-alike counts as either of its pair.
 
 M forecasts, V videos of N clips, Q samples, H steps ahead, S steps, D embedding. p: (M, S).
 """
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -75,27 +77,36 @@ def similar_histories(model, x, n, texts, args):
 
 
 # --- Futures ---
-def sampled_futures(model, x, n, texts, source, examples, args):
+def is_possible(exact, labels, from_start, future, first):
+    """Whether the grammar allows a future after what is known of the observed steps. future: ids as
+    they are counted, so that a look-alike is either of its pair; first (S,): as in `merge`."""
+    meant = [torch.nonzero(first == step).flatten().tolist() for step in future]
+    chances = [exact.chance(labels, from_start, list(ids)) for ids in product(*meant)]
+    return max(chances) > 0
+
+
+def sampled_futures(model, x, n, texts, source, examples, first, args):
     """Percent of sampled futures of --horizon steps, and of their first steps, that the grammar
     allows after the true steps: {"possible", "first"}. Over FUTURES forecasts that so many steps
-    follow, with DRAWS samples each. None if there are none."""
+    follow, with DRAWS samples each. None if there are none. first (S,): as in `merge`."""
     H, long = args.horizon, []
     for i, example in enumerate(examples):
         if example.step + H <= len(source.videos[example.video].steps):
             long.append(i)
     if not long:
         return None
-    exact, possible, first = grammar.Grammar(), [], []
+    exact, possible, begun = grammar.Grammar(), [], []
+    counts = one_hot(first, len(texts)).float()                                # (S, S)
     for k in torch.linspace(0, len(long) - 1, min(len(long), FUTURES)).long():
         i = long[k]
         generator = torch.Generator().manual_seed(args.seed * 1000 + 500 + i)
         noise = torch.randn(H, DRAWS, model.dim, generator=generator)
-        _, picks = sample_in_turn(model, x[i, :n[i]], texts, noise)            # (DRAWS, H)
-        labels, from_start = observed_steps(examples[i], source.videos[examples[i].video])
+        _, picks = sample_in_turn(model, x[i, :n[i]], texts, noise, counts)    # (DRAWS, H)
+        known = observed_steps(examples[i], source.videos[examples[i].video])
         for future in picks.tolist():
-            possible.append(exact.chance(labels, from_start, future) > 0)
-            first.append(exact.chance(labels, from_start, future[:1]) > 0)
-    return {"possible": percent(torch.tensor(possible)), "first": percent(torch.tensor(first))}
+            possible.append(is_possible(exact, *known, future, first))
+            begun.append(is_possible(exact, *known, future[:1], first))
+    return {"possible": percent(torch.tensor(possible)), "first": percent(torch.tensor(begun))}
 
 
 # --- The command ---
@@ -140,7 +151,7 @@ def probe(args):
     # 3. Futures, if there is h.
     futures = None
     if model.denoiser:
-        futures = sampled_futures(model, x, n, texts, source, examples, args)
+        futures = sampled_futures(model, x, n, texts, source, examples, first, args)
     names = [source.videos[example.video].name for example in examples]
     return {"similar": similar, "futures": futures, "right": pack(right, names, parts),
             "evaluated": len(examples), "classes": len(first.unique()), "history": history,

@@ -59,7 +59,7 @@ def plot_forecast(figure, content, pictures):
 
 
 def plot_bars(axes, title, p, true):
-    """Bars of the first of {text: p}, each above its true bar, from {text: p} or {}."""
+    """Bars of the first of {text: p}, each above its exact bar, from {text: p} or {}."""
     texts = list(p)[:SHOWN_ROWS]
     likeliest = sorted(true, key=true.get, reverse=True)[:2]
     texts += [text for text in likeliest if text not in texts]
@@ -70,7 +70,7 @@ def plot_bars(axes, title, p, true):
         axes.bar_label(bars, fmt="{:.0%}", padding=3)
     draw(p, -0.4, "forecast", color=BLUE)
     if true:
-        draw(true, 0.4, "true", **TRUE)
+        draw(true, 0.4, "exact", **TRUE)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=2)
     labels = []
     for text in texts:

@@ -151,7 +151,7 @@ def test_an_update_of_the_release(trained, here, capsys):
     before, after, (row,) = weights.load("start.pt").train(), weights.load("run"), rows_of("run")
     settings = read_json("run/config.json")["settings"]
     assert settings == settings | dict(recipe="release", noise="release", targets="both",
-                                       rows="release", lr=4e-3, batch=6)
+                                       rows="release", batch=6)
     assert torch.equal(after.alpha_bar, released_levels()) and after.scale == 1
     before.alpha_bar, before.scale = after.alpha_bar, 1.0
     teacher, rows = load_teacher("cpu"), []
@@ -191,7 +191,7 @@ def test_a_given_flag_wins_over_the_recipe(here):
     for choice in "noise=release", "order=mask", "order=none", "context=shuffled", "targets=vision":
         call("train.py", *ONE, *RELEASE, *adamw, f"--{choice}", "--out", choice)
         (first, row), model = rows_of(choice), weights.load(choice)
-        assert first["lr"] == row["lr"] == 4e-3 and 0 < row["loss"] < 100
+        assert first["lr"] == row["lr"] == train.SIZES["small"]["lr"] and 0 < row["loss"] < 100
         assert (row["mc"] is None) == (choice == "order=none") and model.scale == 1
     group, = weights.checkpoint.read("noise=release")["optimizer"]["param_groups"]
     assert group["betas"] == (.9, .999)
@@ -269,9 +269,12 @@ def test_two_clips_of_an_action_are_mixed(monkeypatch):
     assert changed > 3
 
 
-def test_actions_of_epic_by_the_release(trained, here):
-    """Catches: f's last layer trained, or all of f frozen; a slice of one clip, whose neighbor is
-    in the next; a run that depends on the slices."""
+def test_actions_of_epic_by_the_release(trained, here, monkeypatch):
+    """Catches: f's last layer trained, or all of f frozen; a slice that ends between two neighbors;
+    a run that depends on the slices."""
+    mixed, loss_of = [], finetune.mixed_loss
+    monkeypatch.setattr(finetune, "mixed_loss", lambda log_p, targets: (
+        mixed.append(targets) or loss_of(log_p, targets)))
     export(here / "world", 3, 0)
     names = sorted(path.stem for path in (here / "world" / "videos").iterdir())
     rows = [f"{name},00:00:{10 * i:02d}.00,00:00:{10 * i + 4:02d}.50,{i},{2 * i}"
@@ -283,6 +286,8 @@ def test_actions_of_epic_by_the_release(trained, here):
             "--epochs", "2", "--batch", "5", "--out")
     call(*tune, "run", "--micro-batch", "3")
     call(*tune, "whole", "--micro-batch", "0")
+    assert [len(part) for part in mixed] == [2, 2, 1] * 2 + [4, 1] * 2         # two updates each
+    assert torch.equal(torch.cat(mixed[:6]), torch.cat(mixed[6:]))
     losses = [[row["loss"] for row in rows_of(run)] for run in ("run", "whole")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(losses[0]) == 2
     assert all(loss < 200 for loss in losses[0])

@@ -173,10 +173,10 @@ def test_a_run_folder_is_complete(trained, order):
     assert sorted(path.name for path in out.iterdir()) == ["checkpoint.pt", "config.json",
                                                            "metrics.jsonl"]
     settings, rows = read_json(out / "config.json")["settings"], rows_of(out)
-    assert settings["order"] == order and settings["tau"] == 0.045 and settings["lr"] == 3e-3
+    assert settings["order"] == order and settings["tau"] == 0.045
     assert len(rows) == 6
     for i, row in enumerate(rows):
-        peak, step = (train.SGD_LR, 3e-3)[i // 3], i % 3
+        peak, step = (train.SGD_LR, train.SIZES["small"]["lr"])[i // 3], i % 3
         assert {*row} == ROW and row["step"] == i + 1 and row["epoch"] == (i + 1) / 4
         of_h = [row[name] for name in ("mse", "mc", "match_h")]
         assert of_h == [None] * 3 if order == "none" else None not in of_h
