@@ -109,11 +109,14 @@ def slow_f(model, clip):
 @torch.no_grad()
 @pytest.mark.parametrize("j", [(0, 0), (2, 1), (4, 3)], ids=["past", "present", "future"])
 def test_eq1_f_h_and_the_matching_put_together(j):
-    """Catches: pixels not normalized; rows or samples that mix, x_j read; a scale left out."""
+    """Catches: pixels not normalized, or normalized before; rows or samples that mix, x_j read; a
+    scale left out."""
     model, y = build(), torch.arange(10).view(2, 5) % K
     clips, noise = some_clips(9), torch.stack([torch.zeros(2, D), draw(2, D).float()], 1)
     x = torch.zeros(2, N, D)
     encoded = model(clips)
+    with pytest.raises(ValueError, match="clips are torch.float32; needed are pixels"):
+        model(clips.float())
     x[0], x[1, :4] = encoded[:5], encoded[5:]                      # of row 1, the last is padding
     observed = torch.ones(2, N, dtype=torch.bool)
     observed[1, 4] = observed[0, j[0]] = observed[1, j[1]] = False
