@@ -16,7 +16,7 @@ from toy import grammar, render
 from toy.teacher import TEACHER_FILE, build_teacher
 from toy.truth import Truth
 
-TRAINING_VIDEOS, TEST_VIDEOS = 3000, 1000      # --toy-videos
+TRAINING_VIDEOS, TEST_VIDEOS = 2400, 1000      # --toy-videos
 TOGETHER = 128              # frames that the teacher sees at once
 
 
