@@ -79,8 +79,8 @@ class Block(nn.Module):
         tokens  = tokens + proj(attention over the class token and the P patches of each frame)
         tokens  = tokens + mlp(tokens)
 
-    Each line begins with a LayerNorm. Temporal attention leaves out the class token. Spatial
-    attention reads the class token once per frame, and the F results are averaged.
+    Each line begins with a LayerNorm. Temporal attention leaves out the class token, as the release
+    does. Spatial attention reads it once per frame, and the F results are averaged.
     """
 
     def __init__(self, width, heads):

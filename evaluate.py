@@ -168,8 +168,9 @@ class Task:
     frames = None
 
     def examples(self, videos, spacing, min_steps):
-        """[data.Example, ...] of [data.Video, ...]. If the task needs lengths, a video's `duration`
-        is its file's. spacing: as in data.history_windows; min_steps: the flag."""
+        """[data.Example, ...] of [data.Video, ...], the same ones at each call. If the task needs
+        lengths, a video's `duration` is its file's. spacing: as in data.history_windows; min_steps:
+        the flag."""
         raise NotImplementedError
 
     def classes(self, videos, names):
@@ -434,7 +435,7 @@ def evaluate(args):
     x, n, seen, examples, failed = encode_examples(model, teacher, source, examples, args)
     unreadable |= failed
     labels, zero_noise, samples = None, None, []
-    if task.needs:
+    if examples[0].label is not None:
         labels = torch.tensor([example.label for example in examples])
     if task.forecasts:
         zeros = x.new_zeros(len(x), 1, model.dim)                                  # x_j^T = 0

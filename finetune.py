@@ -171,9 +171,6 @@ def ways_of(settings):
     return see, label_loss
 
 
-# --- What is tuned ---
-
-
 def chosen_examples(examples, videos, share, seed):
     """The examples of a share of the videos, drawn from the seed. A list may name a video twice."""
     number = {video.name: i for i, video in enumerate(videos)}

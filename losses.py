@@ -20,8 +20,8 @@ Appendix A bounds the negative log likelihood of Eq. 1 from above, in three part
 is numbered L there, and is called Eq. A here:
 
     sum_i -log p(y_i | x_i)                                                            -> L_XE
-    -log p_theta(x_j^0 | {x_i})
-        <= sum_t E KL( q(x_j^{t-1} | x_j^t, x_j^0) || p_theta(x_j^{t-1} | x_j^t, {x_i}) )  -> L_MSE
+    -log p_theta(x_j^0 | {x_i})                                                        -> L_MSE
+        <= c + sum_t E KL( q(x_j^{t-1} | x_j^t, x_j^0) || p_theta(x_j^{t-1} | x_j^t, {x_i}) )
     -log p_theta(y_j | {x_i}) <= E_{x_j ~ p_theta} -log p(y_j | x_j)                   -> L_MC
 
 q is the noising of Eq. 2. The bound of L_MSE is that of every diffusion model, the bound of L_MC is
@@ -29,7 +29,8 @@ Jensen's inequality. The paper simplifies in five places:
 - Eq. 1 takes p(y_j | x_j) at the true x_j. Eq. A averages -log p(y_j | x_j) over p_theta. This mean
   bounds -log p_theta(y_j | {x_i}) for the text of a forecast.
 - At t = 1 the KL is a likelihood instead, -log p_theta(x_j^0 | x_j^1). The KL of the prior,
-  KL( q(x_j^T | x_j^0) || N(0, I) ), is dropped, since no parameter of h is in it.
+  KL( q(x_j^T | x_j^0) || N(0, I) ), is the constant c: no parameter of h is in it, and no gradient
+  flows through x_j^0.
 - For Gaussians of equal covariance the KL is a squared distance with a weight for each level:
       1/2 (s_{t-1} - s_t) |x_j^0 - x_hat_j^0|^2,    s_t = alpha_bar_t / (1 - alpha_bar_t).
   Eq. 9 gives all levels equal weight, as Tevet et al. 2022 do. The simple loss of Ho et al. 2020

@@ -23,7 +23,7 @@ one of its clips missing.
 
 `--recipe release` trains as the authors' code does. A video has one row then, so j is (B,), and
 observed and read are (B, N); h predicts clip j at all T levels, so x_hat is (B, T, D). A `Recipe`
-has what this changes; docs/differences.md says what else the release does.
+holds what this changes; docs/differences.md says what else the release does.
 """
 import itertools
 import math
@@ -226,7 +226,8 @@ def pretrain(args):
     if rank == 0:
         print(f"{count} videos, clips {model.config.spacing:.1f} s apart; on {device}")
 
-    # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.
+    # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7. A video that cannot
+    #    be read adds nothing.
     asked = items(range(run.first, updates), count, batch, share, args.seed)
     with (run.begin("pretrain", source, updates, per_epoch, TERMS, device) as left,
           read_ahead(videos, asked, args.workers, device.type == "cuda") as reads):
@@ -286,11 +287,13 @@ def all_targets(targets, *draws):
 def recipe_of(args):
     """The Recipe of --recipe. With --order none its objective is `matching`."""
     if args.recipe == "release":
-        recipe = Recipe(released_draw, released_features, released_targets, released_objective,
-                        missing_targets, released_optimizer, released_rate, math.inf)
+        recipe = Recipe(draw=released_draw, features=released_features, targets=released_targets,
+                        objective=released_objective, wanted=missing_targets,
+                        optimizer=released_optimizer, rate=released_rate, clip=math.inf)
     else:
-        recipe = Recipe(draw, clip_features, soft_targets, objective, all_targets, make_optimizer,
-                        rate_of, 1.0)
+        recipe = Recipe(draw=draw, features=clip_features, targets=soft_targets,
+                        objective=objective, wanted=all_targets, optimizer=make_optimizer,
+                        rate=rate_of, clip=1.0)
     if args.order == "none":
         recipe = recipe._replace(objective=matching)
     return recipe

@@ -120,10 +120,10 @@ def embed_pair(model, pair):
 def name_of_run(model):
     """How a model was trained, in the words of docs/results.md."""
     if model.settings["context"] == "shuffled":
-        return "f with shuffled order"
+        return "f, shuffled clips"
     if model.config.order == "none":
-        return "f without order"
-    return "f with order"
+        return "f without h"
+    return "f, the default"
 
 
 @torch.no_grad()

@@ -168,8 +168,7 @@ def test_the_charts_are_drawn(drawn, here, trained, monkeypatch):
     call(*chart, "--look-alikes", trained / "none", trained / "diffusion")
     titles = [axes.get_title() + axes.get_title("left") for axes in drawn[2].axes]
     assert [re.sub(r"\d+", "N", title) for title in titles] == [
-        f"{name}:\nN% right" for name in ("teacher", "f without order",
-                                          "f with order")]
+        f"{name}:\nN% right" for name in ("teacher", "f without h", "f, the default")]
     assert len({axes.patches[0].get_x() for axes in drawn[2].axes}) == 3       # each its own f
     call(*chart, "--task", trained / "diffusion")
     clips, bars = drawn[3].axes[:9], drawn[3].axes[9:]
