@@ -215,13 +215,13 @@ def with_classifier(init, name, classes, names, texts):
     model.requires_grad_(False)
     model.classifier.requires_grad_(True)
     model.get_submodule(task.trained).requires_grad_(True)
-    if not config.text_space:
-        model.encoder.head.requires_grad_(False)       # the identity, or a space of other texts
+    if not config.text_space:                          # the head is the identity, or of other texts
+        keep_last_layer(model.encoder)
     return model
 
 
 def keep_last_layer(encoder):
-    """Do not train f's projection into the text space, its `head` (release)."""
+    """Do not train f's projection into the text space, its `head` if it has one (release)."""
     for name, parameter in encoder.named_parameters():
         if name.startswith("head."):
             parameter.requires_grad_(False)

@@ -2,8 +2,8 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
-N observed clips, at most eight; Q samples, each a future of H steps; S steps, of which look-alikes
-count as one, so that S' are told; D embedding.
+N observed clips, at most eight; Q samples, each a future of H steps; S steps, S' if look-alikes
+count as one; D embedding.
 """
 from argparse import Namespace
 from collections import Counter
@@ -90,7 +90,18 @@ def observe(source, model, at, left):
     return windows, clips
 
 
-# --- Look-alikes ---
+# --- The steps to choose among ---
+def open_steps(steps, model, clip, clip_weights):
+    """The names of the S steps, and their texts (S, D). Arguments are those of `predict`."""
+    names = steps or steps_of(model)
+    require(names, "--steps is needed: a file with a step per line")
+    if isinstance(steps, (str, Path)):
+        names = load_names(steps)
+    its_clip, its_weights = clip_of(model, Namespace(clip=clip, clip_weights=clip_weights))
+    teacher = open_teacher(its_clip, its_weights, model.phrases.device)
+    return names, texts_of(model, teacher, names)
+
+
 def joined_names(names, pairs):
     """{name: "a or b"} of the two names of each of `pairs`, if both are among the names."""
     joined = {}
@@ -228,14 +239,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     require(config.text_space, f"{checkpoint}: its f has no text space, in which the steps of a "
             "window could be named; evaluate.py measures it")
     source = open_one(video, name, model, seed)
-    names = steps or steps_of(model)
-    require(names, "--steps is needed: a file with a step per line")
-    if isinstance(steps, (str, Path)):
-        names = load_names(steps)
-    asked = Namespace(clip=clip, clip_weights=clip_weights)
-    its_clip, its_weights = clip_of(model, asked)
-    teacher = open_teacher(its_clip, its_weights, device)
-    texts = texts_of(model, teacher, names)                                    # (S, D)
+    names, texts = open_steps(steps, model, clip, clip_weights)                # (S, D)
     joined = joined_names(names, look_alikes_of(model))
     left, counts = count_as_one(names, joined)                                 # (S',), (S, S')
     pipeline = None

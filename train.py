@@ -267,8 +267,7 @@ def pretrain(args):
 
 # --- What --recipe decides ---
 class Recipe(NamedTuple):
-    """What --recipe decides: functions with the arguments and results of the paper's, and numbers.
-    """
+    """What --recipe decides: what the loop calls, for the paper or for the release."""
     draw: Callable                # the random variables of an update
     features: Callable            # the teacher's features of clips
     targets: Callable             # p'_i, made of them
