@@ -64,13 +64,12 @@ from weights import encoders
 from weights.checkpoint import build, init_from, open_start, rebuild
 
 SIZES = {                 # what --size implies: h, and how f and h are trained; a flag overrides it
-    "small": dict(denoiser=dict(layers=4, heads=4), sgd_epochs=0.25, epochs=12, batch=8, lr=6e-3,
+    "small": dict(denoiser=dict(layers=4, heads=4), sgd_epochs=0.25, epochs=12, batch=8, lr=4e-3,
                   log_every=20),
     "base": dict(denoiser=dict(layers=4, heads=8), sgd_epochs=5, epochs=25, batch=128, lr=5e-5,
                  log_every=1)}                         # f: weights/encoders.py
 TERMS = "loss", "xe", "mse", "mc", "match", "match_h"  # of metrics.jsonl
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
-POWER = 2                                              # of the rate's fall; docs/log.md says why
 
 # Of --recipe release: defaults of flags; and when the rate is cut to a tenth, as shares of the
 # epochs of SGD (the release: after 2 and 4 of 5) and of AdamW (15 and 23 of 25).
@@ -150,8 +149,8 @@ def make_optimizer(model, stage, betas=BETAS, nesterov=False):
 def rate_of(update, switch, updates, peak):
     """The learning rate: of SGD before the update `switch`, then of AdamW, whose peak is given."""
     if update < switch:
-        return learning_rate(update, 0, switch, SGD_LR, POWER)
-    return learning_rate(update, switch, updates, peak, POWER)
+        return learning_rate(update, 0, switch, SGD_LR)
+    return learning_rate(update, switch, updates, peak)
 
 
 def set_up_pretraining(args, run, device):

@@ -28,13 +28,11 @@ WRITTEN = "config.json", "checkpoint.pt", "metrics.jsonl", "left_out.json", "unr
 EVENTS = "events.out.tfevents.*"                   # TensorBoard's
 
 
-def learning_rate(update, first, last, peak, power=1):
-    """The rate in a stage [first, last). It rises over 5% of the stage; then it falls to 0, as a
-    power of the share of the stage that is left."""
+def learning_rate(update, first, last, peak):
+    """The rate in a stage [first, last). It rises over 5% of the stage, then falls to 0."""
     updates = last - first
-    rise = (update - first + 1) / (0.05 * updates + 1)
-    fall = (last - update) / (0.95 * updates)
-    return peak * min(1.0, rise, fall ** power)
+    return peak * min(1.0, (update - first + 1) / (0.05 * updates + 1),
+                      (last - update) / (0.95 * updates))
 
 
 def stepped_rate(update, first, last, peak, cuts):

@@ -20,6 +20,7 @@ from diffusion import noise_levels, released_levels
 from files.folder import VideoFolder
 from model import Config, ProcedureModel
 from pseudo_labels import clip_features, soft_targets
+from support.run import learning_rate
 from support.workers import epoch_order, items
 from toy.source import Toy, load_teacher
 from weights.adapter import Adapter
@@ -181,7 +182,7 @@ def test_a_run_folder_is_complete(trained, order):
         assert of_h == [None] * 3 if order == "none" else None not in of_h
         assert row["loss"] == pytest.approx(row["xe"] + sum(filter(None, of_h[:2])), rel=1e-5)
         assert row["lr"] == pytest.approx(
-            peak * min(1, (step + 1) / (.05 * 3 + 1), ((3 - step) / (.95 * 3)) ** 2))
+            peak * min(1, (step + 1) / (.05 * 3 + 1), (3 - step) / (.95 * 3)))
     content = weights.checkpoint.read(out)
     group = content["optimizer"]["param_groups"][0]
     assert content["step"] == 6 and (group["betas"], group["weight_decay"]) == ((.9, .95), 1e-4)
@@ -230,9 +231,8 @@ def test_real_videos_are_trained_as_the_paper_says(here, monkeypatch):
     rows = rows_of("runs/pretrain")                    # an update is an epoch of the two videos
     assert len(rows) == 30
     for part, peak in (rows[:5], 5e-3), (rows[5:], 5e-5):
-        for i, row in enumerate(part):                 # rises over 5%; falls as a square
-            rise, left = (i + 1) / (.05 * len(part) + 1), (len(part) - i) / (.95 * len(part))
-            assert row["lr"] == pytest.approx(peak * min(1, rise, left * left))
+        rates = [row["lr"] for row in part]
+        assert rates == [learning_rate(i, 0, len(part), peak) for i in range(len(part))]
     optimizer = weights.checkpoint.read("runs/pretrain")["optimizer"]["param_groups"][0]
     assert "betas" in optimizer and optimizer["weight_decay"] == 1e-4
     needed = [f"--{flag}={__file__}" for flag in ("videos", "captions", "phrases")]
