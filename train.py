@@ -64,7 +64,7 @@ from weights import encoders
 from weights.checkpoint import build, init_from, open_start, rebuild
 
 SIZES = {                 # what --size implies: h, and how f and h are trained; a flag overrides it
-    "small": dict(denoiser=dict(layers=4, heads=4), sgd_epochs=0.25, epochs=12, batch=8, lr=4e-3,
+    "small": dict(denoiser=dict(layers=4, heads=4), sgd_epochs=0.25, epochs=18, batch=8, lr=3e-3,
                   log_every=20),
     "base": dict(denoiser=dict(layers=4, heads=8), sgd_epochs=5, epochs=25, batch=128, lr=5e-5,
                  log_every=1)}                         # f: weights/encoders.py
