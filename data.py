@@ -33,7 +33,7 @@ class Step(NamedTuple):
     """One annotated step, from `start` to `end` s. label: class; (verb, noun) of EPIC."""
     start: float
     end: float
-    label: int
+    label: int | tuple
 
 
 class Video(NamedTuple):
@@ -206,7 +206,7 @@ class Example(NamedTuple):
     """One thing to predict: what is observed of which video, and the right answer."""
     video: int                    # place in source.videos
     windows: np.ndarray           # (n, 2) s
-    label: int | None             # a class; (verb, noun) of EPIC-Kitchens-100; None: unlabeled
+    label: int | tuple | None     # a class; (verb, noun) of EPIC-Kitchens-100; None: unlabeled
     step: int                     # which step of the video: the labeled one
 
 
@@ -265,8 +265,9 @@ def spoken(narration, end):
 
 
 def shares(spans, windows, usable=True):
-    """The share of each of m spans (m, 2) s in each window (n, 2) s: (n, m), rows sum to 1. Only
-    usable spans, (n, m) bool, count: those whose middle lies in the window, else the nearest."""
+    """Weights that average m spans (m, 2) s over each window (n, 2) s: (n, m), rows sum to 1. Row i
+    has equal weights for the spans whose middle lies in window i, or for the nearest span if there
+    is none. Only usable spans, (n, m) bool, count."""
     middle = spans.mean(1)                                                          # (m,)
     inside = (windows[:, :1] <= middle) & (middle <= windows[:, 1:]) & usable       # (n, m)
     distance = np.where(usable, np.abs(middle - windows.mean(1, keepdims=True)), np.inf)
@@ -371,8 +372,9 @@ def equal_windows(start, end, n):
 def history_windows(end, spacing=None):
     """What a forecast observes of a video before `end` s: (n, 2) s.
 
-    spacing: s, the length of a window, so that h reads clips as far apart as in training; n <= 8
-    fit into the video. None: the released protocol, the last 68 s cut into eight.
+    spacing: s, the length of a window, so that h reads clips as far apart as in training. There
+    are as many, at most 8, as the video has spacings before `end`, rounded; if it has fewer than
+    8, they are a little shorter. None: the released protocol, the last 68 s cut into eight.
     """
     n, seconds = HISTORY_CLIPS, HISTORY
     if spacing is not None:

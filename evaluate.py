@@ -73,7 +73,7 @@ from support.write import write_json
 
 VIEWS = 3                 # clips of a step (release)
 EPIC_VIEWS = 10           # clips of an action (release)
-# Flags that some tasks take, as they are told; and those that --task features does not.
+# Flags that some tasks take, and how errors name them; those that --task features does not take.
 FORECAST_FLAGS = {"samples": "--samples (--oracle)", "repeats": "--repeats",
                   "min_steps": "--min-steps", "history": "--history"}
 NO_FEATURES = {"json": "--json", "steps": "--steps"}
@@ -82,14 +82,14 @@ NO_FEATURES = {"json": "--json", "steps": "--steps"}
 # --- Inference (Sec. 3.3): the clips of M examples -> p over the S steps of a label set ---
 @torch.no_grad()
 def score(model, x, n, texts, noise, batch):
-    """Forecast the clip that follows each history, once per noise, on the CPU.
+    """Forecast the clip that follows each history, once per noise.
 
     Monte Carlo: h denoises Q draws of x_j^T ~ N(0, I) to x_hat_j^0, and Eq. 6 gives p(y | x_hat).
     The approximate inference takes the peak of the Gaussian, x_j^T = 0: zeros, and Q = 1.
 
     Args:    x (M, N, D), n (M,): how many of the N clips a history has; texts (S, D), None once
              fine-tuned; noise (M, Q, D); batch: how many histories at a time.
-    Returns: log p(y), (M, Q, S).
+    Returns: log p(y), (M, Q, S), on the CPU.
     """
     log_p = []
     for first in range(0, len(x), batch):
@@ -353,7 +353,7 @@ def task_name(args):
     for name, task in TASKS.items():
         if set(task.needs) <= has:
             names.setdefault(task.word or name, name)
-    require(names, f"--data {args.data} has no labels, which every task needs")
+    require(names, f"--data {args.data} has no labels, and no task can do without")
     word = args.task or next(iter(names))
     require(word in names, f"--task {word}: --data {args.data} can only {', '.join(names)}")
     return names[word]
@@ -365,8 +365,9 @@ def require_task(model, name, args):
     config, task = model.config, TASKS[name]
     fits, state = config.task == name, f"fine-tuned for {config.task}"
     if not config.task:
-        texts = "names" in task.needs and config.text_space or not task.needs
-        fits, state = texts and not task.frames, "not fine-tuned"
+        fits, state = not task.frames, "not fine-tuned"
+        if task.needs:                                         # then each label needs a name
+            fits = fits and "names" in task.needs and config.text_space
         if task.needs_h and model.denoiser is None:
             fits = False
     need = "a run of `python train.py` with h, that is not fine-tuned"
@@ -402,7 +403,8 @@ def measured(args, model, source, history):
     content["setting"] = "fine-tuned" if config.task else "zero-shot"
     content["order"], content["history"] = config.order, history
     content["absent"] = kinds.count("absent")
-    content["classes"], content["samples"] = sum(config.classes) or None, None
+    content["classes"] = sum(config.classes) or None
+    content["samples"] = None
     content["seed"], content["run_seed"] = args.seed, model.settings.get("seed")
     content["checkpoint"] = str(args.checkpoint)
     return content

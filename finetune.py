@@ -13,14 +13,15 @@ and noise is zero, as in the release. After `--order none`, or on a published f 
 trained.
 
     settings  paper                    release                          here
-    COIN      AdamW, 15 epochs, batch  SGD 5e-3, stepped at epochs 0,   AdamW, 1e-3 linearly to 0,
-              of 64 (Sec. 4)           11, 14 of 15; twice as many if   15 epochs, activities 60 (a
-                                       h is trained; decay 1e-4         video is one example); 1e-2
-    EPIC      the same                 AdamW 1e-4, stepped at epochs    AdamW, 1e-4 linearly to 0,
+    COIN      AdamW, 15 epochs, batch  SGD 5e-3, stepped at epochs 0,   AdamW, 1e-3, 5% up and then
+              of 64 (Sec. 4)           11, 14 of 15; twice as many if   linearly to 0; 15 epochs,
+                                       h is trained; decay 1e-4         activities 60; decay 1e-2
+    EPIC      the same                 AdamW 1e-4, stepped at epochs    AdamW, 1e-4 as above,
                                        0, 30, 40 of 50; decay 5e-2;     50 epochs; decay 5e-2
                                        MixUp, RandAugment
 What is trained is said by a Task (evaluate.py); the settings are in SETTINGS. `--recipe release`
-takes those in RELEASED.
+takes those in RELEASED. The gradient passes through all T passes of `sample`; a tenth of the values
+of h's tokens is dropped.
 N clips of an example, B examples per update, S classes, D embedding.
 """
 import hashlib
@@ -114,7 +115,7 @@ def make_optimizer(model, settings):
 
 
 def rate_of(settings, update, updates, peak):
-    """The learning rate of an update of so many."""
+    """The learning rate of one of `updates` updates."""
     if settings.cuts:
         return stepped_rate(update, 0, updates, peak, settings.cuts)
     return learning_rate(update, 0, updates, peak)
@@ -137,8 +138,8 @@ def see_mixed(model, clips, y, places):
 
     RandAugment changes all frames of a clip alike. Then the two clips at places 2 k and 2 k + 1 of
     a batch become two mixtures of both: always these two, so that it does not depend on the
-    micro-batches which are mixed. An even number of them is needed. A clip whose neighbor cannot
-    be read is not mixed.
+    micro-batches which are mixed, if these have an even number of clips. A clip without a neighbor,
+    or whose neighbor cannot be read, is not mixed.
 
     Returns: x (B, D), in the order of the places; the mixed labels (B, S), S classes of all sets.
     """
@@ -277,8 +278,8 @@ def set_up_tuning(args, run, device):
     x = n = None
     run.unreadable = unreadable
     if task.trained != "encoder":
-        eyes = teacher if looks else None
-        x, n, _, examples, failed = encode_examples(model.eval(), eyes, source, examples, args)
+        looking = teacher if looks else None
+        x, n, _, examples, failed = encode_examples(model.eval(), looking, source, examples, args)
         run.unreadable |= failed
     run.require_list("examples", [f"{one.video} {one.step} {one.label}" for one in examples])
     model.settings = run.settings
@@ -330,14 +331,15 @@ def finetune(args):
                             continue
                         rows = [order[one.place] for one in read]
                         clips = join([one.clips for one in read], device)
-                        z, y = look(model, clips, labels[rows], [one.place for one in read])
+                        seen, y = look(model, clips, labels[rows], [one.place for one in read])
                     elif task.forecasts:                   # what h predicts with zero noise
                         zeros = torch.zeros_like(x[rows, :1])              # (B, 1, D)
-                        z, y = model.forecast_next(x[rows], zeros, n[rows])[:, 0], labels[rows]
+                        seen = model.forecast_next(x[rows], zeros, n[rows])[:, 0]
+                        y = labels[rows]
                     else:                                  # one of N clips of each: (B, D)
                         view = torch.randint(x.shape[1], (len(rows),))
-                        z, y = x[rows][range(len(rows)), view], labels[rows]
-                    log_p = model.classify(z)
+                        seen, y = x[rows, view], labels[rows]
+                    log_p = model.classify(seen)                               # [(B, S), ...]
                 loss = loss_of(log_p, y)                                       # (B,)
                 (loss.sum() / batch).backward()
                 run.metrics.add(len(rows), loss=loss)

@@ -72,8 +72,9 @@ def cross_entropy(targets, log_p):
     In training each clip j is missing in turn, and L_XE has the mean over all j. So both are means
     over the N clips of a video, L_XE of those of f, L_MC of those that h predicts, each at its t.
 
-    Args:    targets (B, N, K), soft; log_p (B, N, K) from `match`.
-    Returns: (B, N).
+    Args:    targets (B, N, K), soft; log_p (B, N, K) from `match`. With --recipe release, h has T
+             predictions of one clip: (B, 1, K) and (B, T, K).
+    Returns: (B, N), or (B, T).
     """
     return -(targets * log_p).sum(-1)
 
@@ -85,6 +86,8 @@ def mse_loss(x_hat, x):
 
 
 def agreement(log_p, targets):
-    """The share of a video's clips whose likeliest phrase is the teacher's: (B, N, K) -> (B,).
-    None without log_p."""
-    return log_p if log_p is None else (log_p.argmax(-1) == targets.argmax(-1)).float().mean(1)
+    """The share of a video's clips whose likeliest phrase is the teacher's: log_p (B, N, K) and
+    targets, which may have one row for all, (B, 1, K) -> (B,). None without log_p."""
+    if log_p is None:
+        return None
+    return (log_p.argmax(-1) == targets.argmax(-1)).float().mean(1)

@@ -22,7 +22,7 @@ from torch.nn import functional
 import losses
 from diffusion import CLIPS, sample
 
-PICTURES = 192            # of 224 x 224 pixels that f takes at once on a GPU of 24 GB, or elsewhere
+PICTURES = 192            # of 224 x 224 pixels that f takes at once on a GPU of 24 GB, or on a CPU
 ORDERS = "diffusion", "mask", "none"   # h learns from the noised clip; from zeros; there is no h
 
 
@@ -170,12 +170,14 @@ def sample_in_turn(model, x, texts, noise, counts=None):
     likeliest steps; with `counts` (S, S'), 1 where a step counts as one of S', the likeliest of
     these, by the sums of p.
     """
-    log_p, x = [], x.expand(noise.shape[1], -1, -1)                            # (Q, N, D)
+    log_p = []
+    observed = x.expand(noise.shape[1], -1, -1)                                # (Q, N, D)
     for eps in noise.to(x.device):
-        x_hat = model.forecast_next(x, eps[:, None])                           # (Q, 1, D)
+        x_hat = model.forecast_next(observed, eps[:, None])                    # (Q, 1, D)
         log_p.append(match_labels(model, x_hat[:, 0], texts))                  # (Q, S)
-        x = torch.cat([x, functional.normalize(x_hat, dim=-1)], 1)[:, -(CLIPS - 1):]
-    scores = torch.stack(log_p, 1)                                             # (Q, H, S)
+        observed = torch.cat([observed, functional.normalize(x_hat, dim=-1)], 1)
+        observed = observed[:, -(CLIPS - 1):]
+    p = torch.stack(log_p, 1).exp()                                            # (Q, H, S)
     if counts is not None:
-        scores = scores.exp() @ counts.to(x.device)                            # (Q, H, S')
-    return log_p[0], scores.argmax(-1)
+        p = p @ counts.to(x.device)                                            # (Q, H, S')
+    return log_p[0], p.argmax(-1)

@@ -112,17 +112,17 @@ def joined_names(names, pairs):
 
 
 def count_as_one(names, joined):
-    """S names, of which those that are joined count as one -> the S' names that are left, in their
+    """S names, of which those that are joined count as one -> the S' names that remain, in their
     order; (S, S') float, 1 where a name counts as one of these."""
-    left, places = [], []
+    merged, places = [], []
     for name in names:
         called = joined.get(name, name)
-        if name not in joined or called not in left:
-            left.append(called)
-            places.append(len(left) - 1)
+        if name not in joined or called not in merged:
+            merged.append(called)
+            places.append(len(merged) - 1)
         else:
-            places.append(left.index(called))
-    return left, one_hot(torch.tensor(places), len(left)).float()
+            places.append(merged.index(called))
+    return merged, one_hot(torch.tensor(places), len(merged)).float()
 
 
 # --- What comes next ---
@@ -223,7 +223,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
                     the checkpoint is fine-tuned to, or the steps of the toy world.
         at:         s, where the observed part ends.
         name:       id of a video, if `video` is a file of features.
-    Raises:  InputError or OSError, if the command would end with status 2.
+    Raises:  InputError, OSError or FloatingPointError, where the command would end with an error.
     """
     # 1. The checkpoint, the video, the steps to choose among.
     require(not (name and figure), "features have no pictures")
@@ -241,7 +241,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     source = open_one(video, name, model, seed)
     names, texts = open_steps(steps, model, clip, clip_weights)                # (S, D)
     joined = joined_names(names, look_alikes_of(model))
-    left, counts = count_as_one(names, joined)                                 # (S',), (S, S')
+    merged, counts = count_as_one(names, joined)                               # (S',), (S, S')
     pipeline = None
     if key_frames:
         pipeline = open_pipeline(key_frames, image_model, model, device)
@@ -259,7 +259,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
         else:
             generator = torch.Generator().manual_seed(seed)
             noise = torch.randn(horizon, samples, model.dim, generator=generator)  # (H, Q, D)
-            following, futures = forecast(model, x, texts, counts, left, noise)
+            following, futures = forecast(model, x, texts, counts, merged, noise)
 
     # 3. The result.
     add_key_frames(following, pipeline, source, model, windows, key_frames, strength, seed)
@@ -268,7 +268,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
         title = source.videos[0].name
     if source.truth:
         truth = source.truth.of_forecast(windows, futures, joined)
-    content = {"video": title, "clips": describe_clips(windows, p, left), "next": following,
+    content = {"video": title, "clips": describe_clips(windows, p, merged), "next": following,
                "futures": futures, "warning": "; ".join(filter(None, warnings)) or None,
                "truth": truth}
     if figure:

@@ -108,7 +108,8 @@ def clip_features(teacher, seen, said, targets="vision"):
         seen:    what the teacher sees of the clips, for `encode_clips`.
         said:    what is said during the N clips of each video: [(shares (N, m), m texts), ...].
         targets: "vision": of frames, as in the paper; "narration": the mean of the sentences of a
-                 clip; "both": the mean of the two at length 1, as in the release.
+                 clip; "both": the mean of the two, each at length 1. (In the release, speech keeps
+                 its length: `released_features`.)
     """
     if targets == "vision":
         return teacher.encode_clips(seen)

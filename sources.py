@@ -206,7 +206,7 @@ def choose(source, videos, skip=()):
 
 # --- Names of classes ---
 def same_name(a, b):
-    """Whether two names are the same but for capitals and blanks."""
+    """Whether two names are the same, ignoring case and spacing."""
     return a.casefold().split() == b.casefold().split()
 
 

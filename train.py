@@ -10,6 +10,7 @@ their objectives, Eqs. 6 to 10, first with SGD, then with AdamW. finetune.py has
     p'_i           targets        (B, N, K)            soft targets of the teacher, over K phrases
     j              j              (B N,)               the missing clip: each clip in turn
     t              t              (B, N)               noise level, 0 to T - 1; the paper's t - 1
+    -              noise          (B, N, D)            what x_j^0 is noised with, N(0, I)
     {i != j}       observed       (B, N, N)            bool; row j: which clips i are observed
     -              read           (B, N, N)            row j: clip read at place i, usually i
     x_i            x              (B, N, D)            f(v_i)
@@ -22,8 +23,8 @@ B videos, N clips, F frames of a clip; K phrases; D embedding; T noise levels. A
 one of its clips missing.
 
 `--recipe release` trains as the authors' code does. A video has one row then, so j is (B,), and
-observed and read are (B, N); h predicts clip j at all T levels, so x_hat is (B, T, D). A `Recipe`
-holds what this changes; docs/differences.md says what else the release does.
+observed and read are (B, N); h predicts clip j at all T levels, so x_hat is (B, T, D). RELEASED
+and a `Recipe` hold what this changes; docs/differences.md says what else the release does.
 """
 import itertools
 import math
@@ -73,14 +74,15 @@ SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's 
 
 # Of --recipe release: defaults of flags; and when the rate is cut to a tenth, as shares of the
 # epochs of SGD (the release: after 2 and 4 of 5) and of AdamW (15 and 23 of 25).
-RELEASED = dict(noise=["release"], targets="both", rows="release")
+RELEASED = dict(noise=["release"], targets="both")
 SGD_CUTS, ADAMW_CUTS = (0.4, 0.8), (0.6, 0.92)
 
 
 def draw(batch, dim, levels, rows, context, seed, update):
     """The random variables of the expectations in Eqs. 9 and 10, for all videos of a batch.
 
-    Args:    rows: "release": all clips from a random position after j onward are hidden, as in the
+    Args:    batch: B, the videos; dim: D; levels: T; seed, update: of the draws.
+             rows: "release": all clips from a random position after j onward are hidden, as in the
              authors' code; "paper": none is hidden. context: "observed": h reads clip i at place i;
              "shuffled", a control: it reads the observed clips of a row at each other's places.
     Returns: noise (B, N, D), t (B, N), observed (B, N, N), read (B, N, N), as in the header.
@@ -96,8 +98,8 @@ def draw_rows(batch, rows, context, generator):
     i = torch.arange(CLIPS)
     observed = (i != i[:, None]).repeat(batch, 1, 1)                       # (B, N, N)  i != j
     if rows == "release":
-        share = torch.rand(batch, CLIPS, generator=generator)
-        cut = i + 1 + (share * (CLIPS - 1 - i)).long()     # uniform in j + 1 .. N - 1; N after all
+        part = torch.rand(batch, CLIPS, generator=generator)
+        cut = i + 1 + (part * (CLIPS - 1 - i)).long()      # uniform in j + 1 .. N - 1; last: N
         observed = observed & (i < cut[..., None])
     read = i.repeat(batch, CLIPS, 1)                                       # (B, N, N)
     if context == "shuffled":
@@ -157,7 +159,7 @@ def set_up_pretraining(args, run, device):
     """The videos, their frozen teacher, and the model: f and h together."""
     # 1. The phrase pool, the videos and their narrations, the teacher.
     kind, sizes = data_set(args.data), encoders.sizes_of(args.encoder, args.size, args.set)
-    pictures = pictures_of(encoders.make_encoder(sizes))   # f is made to ask it; below, to train it
+    pictures = pictures_of(encoders.make_encoder(sizes))   # a throwaway f says what it reads
     limit_threads(pictures.size, device)
     require(fits(kind, pictures.size), f"--data {args.data}: not what f reads; leave out "
             "--size and --encoder")
@@ -206,8 +208,8 @@ def set_up_pretraining(args, run, device):
 def pretrain(args):
     """Pre-training (Sec. 3.2): f and h together."""
     # 1. What is continued; narrated videos with their teacher; f and h; the optimizer.
-    device, rank, world = parallel.start(pick_device(args.device))
-    run, recipe = Run(args, rank, world), recipe_of(args)
+    device, rank, processes = parallel.start(pick_device(args.device))
+    run, recipe = Run(args, rank, processes), recipe_of(args)
     source, teacher, model = set_up_pretraining(args, run, device)
     videos = NarratedVideos(source, args.seed, args.stride, args.targets != "vision")
     count, batch = len(videos), min(args.batch, len(videos))
@@ -215,12 +217,15 @@ def pretrain(args):
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
     require(updates > 0, f"--epochs {args.epochs}: no update; there are {per_epoch} in an epoch")
-    share = parallel.own_places(batch, rank, world)
+    own = parallel.own_places(batch, rank, processes)      # places in the batch
     micro = min(max(clips_at_once(model.encoder, args.micro_batch, device) // CLIPS, 1),
-                len(share))                                # videos
+                len(own))                                  # videos
     if args.compile:
         compile_modules(device, model.encoder, model.denoiser, teacher)
-    optimizer = recipe.optimizer(model, "sgd" if run.first <= switch else "adamw")
+    stage = "adamw"
+    if run.first <= switch:                                # at the switch, SGD's state was saved
+        stage = "sgd"
+    optimizer = recipe.optimizer(model, stage)
     if run.checkpoint:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
     if rank == 0:
@@ -228,7 +233,7 @@ def pretrain(args):
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7. A video that cannot
     #    be read adds nothing.
-    asked = items(range(run.first, updates), count, batch, share, args.seed)
+    asked = items(range(run.first, updates), count, batch, own, args.seed)
     with (run.begin("pretrain", source, updates, per_epoch, TERMS, device) as left,
           read_ahead(videos, asked, args.workers, device.type == "cuda") as reads):
         for update in left:
@@ -238,15 +243,15 @@ def pretrain(args):
             draws = recipe.draw(batch, model.dim, len(model.alpha_bar), args.rows, args.context,
                                 args.seed, update)
             optimizer.zero_grad()
-            for first in range(0, len(share), micro):      # slices of the batch
-                part = itertools.islice(reads, min(micro, len(share) - first))
-                read = run.readable(part)
-                if not read:
+            for first in range(0, len(own), micro):        # slices of the batch
+                part = itertools.islice(reads, min(micro, len(own) - first))
+                usable = run.readable(part)
+                if not usable:
                     continue
-                places = [one.place for one in read]                           # in the batch
-                clips = join([one.clips for one in read], device).unflatten(0, (-1, CLIPS))
-                seen = join([one.seen for one in read], device)
-                said = [one.said for one in read]
+                places = [one.place for one in usable]                         # in the batch
+                clips = join([one.clips for one in usable], device).unflatten(0, (-1, CLIPS))
+                seen = join([one.seen for one in usable], device)
+                said = [one.said for one in usable]
                 features = recipe.features(teacher, seen, said, args.targets).to(device)
                 targets = recipe.targets(features, model.phrases, model.tau)   # Eq. 6: p'_i
                 targets = targets.unflatten(0, (-1, CLIPS))
@@ -256,7 +261,7 @@ def pretrain(args):
                 loss = xe + mse + mc                                           # Eq. 7, (B,)
                 (loss.sum() / batch).backward()
                 wanted = recipe.wanted(targets, *given)
-                run.metrics.add(len(read) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
+                run.metrics.add(len(usable) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
                                 match=agreement(log_p, targets), match_h=agreement(log_q, wanted))
             parallel.add_gradients(model)
             norm = clip_grad_norm_(model.parameters(), recipe.clip)
@@ -319,8 +324,10 @@ def released_objective(model, clips, targets, noise, j, observed, read):
     lower one what it predicted before, noised anew. No gradient passes through what is noised. But
     x_j^0 as the target of L_MSE has one, and so trains f.
 
-        L = (sum_i H(p'_i, p(y_i | x_i)) + sum_t H(p'_j, p(y_j | x_hat_j^t))) / (N + T)
-            + 1 / (T D) sum_t |x_hat_j^t - x_j^0|^2
+        L = (sum_i H(p'_i, p(y_i | x_i)) + sum_t H(p'_j, p(y_j | x_hat_j(t)))) / (N + T)
+            + 1 / (T D) sum_t |x_hat_j(t) - x_j^0|^2
+
+    where x_hat_j(t) is the x_hat_j^0 that h predicts at level t.
 
     The release has KL(p', p) = H(p', p) - H(p') in place of the cross entropy H. The gradient is
     the same, since nothing that is trained is in H(p').

@@ -30,16 +30,17 @@ PLACES = {                                                 # of by_place, in Oka
     "set": ("what the set tells", dict(color="#D55E00", marker="s", linestyle="--", mfc="white"))}
 PAIR, ORANGE = grammar.LOOK_ALIKES[1], "#E69F00"           # heat pan, cool pan
 VIDEOS = 300                                               # of a histogram
+LAMP_EDGE = (0, 5.5, 5.5, 0, 0), (0, 0, 5.5, 5.5, 0)       # x and y of its corners, in pixels
 DRAWN, MISSING = 7, 5                                      # --task: the first test video whose nine
                                                            # clips show all its steps, PAIR too
 FORECASTS = (("Observing clips 1 to 5", 5, False),         # how many clips h observes, and whether
-             ("The same, clips {} and {} exchanged", 5, True),         # those of PAIR change places
+             ("The same, clips {} and {} swapped", 5, True),           # those of PAIR change places
              ("Observing clips 1 to 6", 6, False))
 
 
 def plot_curves(figure, runs):
     """Draw CURVES of the metrics.jsonl of run folders over epochs, a panel each."""
-    figure.set_size_inches(9, 5)
+    figure.set_size_inches(9, 5.3)
     panels = figure.subplots(2, 3).flatten()
     for folder in runs:
         rows = [json.loads(line) for _, line in read_lines(folder / "metrics.jsonl")]
@@ -155,9 +156,9 @@ def plot_look_alikes(figure, runs):
 def plot_task(figure, checkpoint):
     """Draw what training asks and what forecasts answer, of one test video: nine clips with what is
     said, shown and seen by the teacher, which one is missing and which are hidden; the next step
-    after five of these clips, after the same with two look-alikes exchanged, and after six."""
-    figure.set_size_inches(9, 4.8)
-    top, bottom = figure.subfigures(2, 1, height_ratios=(1.35, 1))
+    after five of these clips, after the same with two look-alikes swapped, and after six."""
+    figure.set_size_inches(9, 5.3)
+    top, bottom = figure.subfigures(2, 1, height_ratios=(1.1, 1))
     model, teacher = weights.load(checkpoint), load_teacher("cpu")
     source, rng = Toy.of("test", [DRAWN], 4, teacher), np.random.default_rng(0)
     narration = source.narration(0)
@@ -167,27 +168,28 @@ def plot_task(figure, checkpoint):
     draw_training(top, model, clips, seen, heard(narration, windows), shown)
     bottom.suptitle("Forecasts: which step comes next, in 50 samples", x=0.01, ha="left")
     x, texts = model.encode(clips), teacher.encode_phrases(grammar.STEPS)
-    for axes, (title, count, exchanged) in zip(bottom.subplots(1, 3), FORECASTS):
+    for axes, (title, count, swapped) in zip(bottom.subplots(1, 3), FORECASTS):
         order = list(range(count))
-        if exchanged:
+        if swapped:
             a, b = [shown.index(name) for name in PAIR]
             order[a], order[b] = b, a
             title = title.format(min(a, b) + 1, max(a, b) + 1)
         shares, true = next_steps(model, x[order], texts, [shown[i] for i in order])
-        plot_bars(axes, title, shares, true)
+        plot_bars(axes, title, shares, true, most=len(true))
 
 
 def draw_training(figure, model, clips, seen, said, shown):
-    """Draw nine clips as training has them: what is said, which are missing and hidden, and below
-    each the step shown and the teacher's likeliest phrase."""
+    """Draw nine clips as training has them: what is said, which are missing and hidden, the lamps
+    of PAIR, and below each the step shown and the teacher's likeliest phrase."""
     share, sentences = said
     likeliest = soft_targets(seen, model.phrases, model.tau).max(-1)
     observed = draw(1, model.dim, 4, "release", "observed", 0, 0)[2][0, MISSING]
     figure.suptitle("Training: what does the missing clip show? h reads the clips that are not "
-                    "hidden.", x=0.01, ha="left")
+                    "hidden.\nBelow each clip: the step it shows; the teacher's likeliest phrase.",
+                    x=0.01, ha="left")
     for i, axes in enumerate(figure.subplots(1, len(clips))):
-        sentence = fill(f"“{sentences[share[i].argmax()]}”", 16, max_lines=5, placeholder=" ...")
-        axes.set_title(f"clip {i + 1}\n{sentence}", fontsize=6.5)
+        sentence = fill(f"“{sentences[share[i].argmax()]}”", 14, max_lines=6, placeholder=" ...")
+        axes.set_title(f"clip {i + 1}\n{sentence}", fontsize=7.5)
         opaque, mark, size = 1.0, "", 9
         if i == MISSING:
             opaque, mark, size = 0.12, "?", 22
@@ -195,10 +197,11 @@ def draw_training(figure, model, clips, seen, said, shown):
             opaque, mark = 0.12, "hidden"
         axes.imshow(clips[i, 2].permute(1, 2, 0).numpy(), alpha=opaque)
         axes.text(16, 16, mark, ha="center", va="center", fontsize=size)
+        if shown[i] in PAIR:                               # a square around the lamp
+            axes.plot(*LAMP_EDGE, color="white", linewidth=1)
         axes.set(xticks=[], yticks=[])
-        axes.set_xlabel(f"shown: {shown[i] or 'no step'}\nteacher: "
-                        f"{grammar.PHRASES[likeliest.indices[i]]}\n{likeliest.values[i]:.0%}",
-                        fontsize=6.5)
+        axes.set_xlabel(f"{shown[i] or 'no step'}\n{grammar.PHRASES[likeliest.indices[i]]}"
+                        f"\n{likeliest.values[i]:.0%}", fontsize=7.5)
 
 
 def next_steps(model, x, texts, shown):

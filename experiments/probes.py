@@ -141,12 +141,13 @@ def probe(args):
     y, truth = first[labels], source.truth
     p = merge(similar_histories(model, x, n, texts, args), first)              # (M, S)
     right = {"similar": topk_correct(p, y)}
-    chance, _ = draw_correct(p, y, args.samples)
+    chance, drawn = draw_correct(p, y, args.samples)
     parts = truth.parts(labels)
     parts["new"] = truth.is_new(examples)
     similar = {"top1": percent(right["similar"]), "top5": percent(topk_correct(p, y, 5)),
                "oracle": percent(chance), "by_place": truth.by_place(right, examples),
                "new": share_of(right, parts["new"])}
+    right["similar_oracle"] = drawn
 
     # 3. Futures, if there is h.
     futures = None
@@ -170,7 +171,7 @@ def main(args):
             f"best of {args.samples} draws": similar["oracle"],
             "new to training": similar["new"]["similar"]}
     for k, row in similar["by_place"].items():
-        rows[f"% right after {k} steps"] = row["similar"]
+        rows[f"% right after step {k}"] = row["similar"]
     rows["% of futures possible"] = futures.get("possible")
     rows["% of their first steps"] = futures.get("first")
     print_rows(rows)

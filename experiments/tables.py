@@ -141,21 +141,21 @@ def spread_of(numbers):
 
 
 def compared_row(label, of, found, claimed):
-    """A row of what `compare_cells` found: both shares, the differences with their errors, whether
+    """A row of what `compare_cells` found: both shares, the differences with their margins, whether
     it is what is `claimed` ("above" or "equal"), how many seeds."""
     verdict = "shown"
     if found["verdict"] != claimed:
         verdict = f"not shown: {found['verdict']}"
     distinct = "-"
     if found["distinct"]:
-        distinct = difference_of(found["distinct"])
+        distinct = f"{difference_of(found['distinct'])}: {found['distinct']['verdict']}"
     return [label, of, f"{found['ours']:.1f}", f"{found['theirs']:.1f}", difference_of(found),
             distinct, verdict, found["seeds"]]
 
 
 def difference_of(found):
-    """The difference that compare.py found, with its error."""
-    return f"{found['difference']:+.1f} ± {found['error']:.1f}"
+    """The difference that compare.py found, with its margin."""
+    return f"{found['difference']:+.1f} ± {found['margin']:.1f}"
 
 
 def plain_row(label, texts, results, seeds):

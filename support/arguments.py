@@ -211,9 +211,9 @@ def add_run_flags(parser):
 def add_device_flags(add):
     """Add --device and --micro-batch."""
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    add("--micro-batch", type=positive(int, zero=True), metavar="CLIPS", help="at once through f, "
-        "to save memory; 0: all (default: as many as hold 192 pictures of 224 pixels; on a GPU, "
-        "per 24 GB)")
+    add("--micro-batch", type=positive(int, zero=True), metavar="CLIPS", help="how many clips "
+        "f reads at once, to save memory; 0: all (default: those of 192 pictures of 224 pixels; on "
+        "a GPU, for each 24 GB)")
 
 
 def add_history_flag(add):

@@ -62,7 +62,9 @@ def encode_examples(model, teacher, source, examples, args):
     n windows; n (M,) int64; the teacher's features (M, N, D), None without one; the M examples that
     could be read; {id: reason} of the others' videos. InputError if those are too many. args: those
     of `add_run_flags`."""
-    x, seen, readable, unreadable, tried, device = [], [], [], {}, set(), model.phrases.device
+    x, seen, readable = [], [], []
+    unreadable, tried = {}, set()
+    device = model.phrases.device
     is_teacher = model.config.encoder["kind"] == "teacher"             # in place of f
     require(teacher or not is_teacher, f"{model.path}: has the teacher in place of f; give --clip")
     f, N = model.encoder, max(len(example.windows) for example in examples)

@@ -58,10 +58,11 @@ def plot_forecast(figure, content, pictures):
                   {" > ".join(row["steps"]): row["share"] for row in truth["futures"]})
 
 
-def plot_bars(axes, title, p, true):
-    """Bars of the first of {text: p}, each above its exact bar, from {text: p} or {}."""
+def plot_bars(axes, title, p, true, most=2):
+    """Bars of the first of {text: p}, each above its exact bar, from {text: p} or {}. The `most`
+    likeliest of the exact ones are always there."""
     texts = list(p)[:SHOWN_ROWS]
-    likeliest = sorted(true, key=true.get, reverse=True)[:2]
+    likeliest = sorted(true, key=true.get, reverse=True)[:most]
     texts += [text for text in likeliest if text not in texts]
 
     def draw(shares, height, label, **style):
@@ -77,5 +78,5 @@ def plot_bars(axes, title, p, true):
         width = 40 if ">" in text else 15                  # of a future, of a step
         labels.append(fill(text, width, max_lines=3, placeholder=" ..."))
     axes.set_yticks(range(len(texts)), labels)
-    axes.set(xticks=[], ylim=(len(texts) - 0.4, -0.6), title=title)
+    axes.set(xticks=[], ylim=(max(len(texts), 3) - 0.4, -0.6), title=title)
     axes.margins(x=0.2)

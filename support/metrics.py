@@ -117,7 +117,7 @@ def print_lines(content, own):
     for name, words in (LINES | own).items():
         rows[words] = content.get(name)
     for k, row in (content.get("by_place") or {}).items():
-        rows[f"% right after {k} steps"] = row
+        rows[f"% right after step {k}"] = row
     if (content.get("draws") or 1) > 1:
         rows["of the first draw alone"] = ("five likeliest, new to training, after k steps; right "
                                            "in the JSON")

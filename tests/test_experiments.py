@@ -94,9 +94,11 @@ def test_cells_are_means_over_seeds(here, monkeypatch):
     assert page.endswith("- |\n| m | 21.0 (10.0-33.0) | not run | 0.5 (0.2-0.8) | 8 | 2-3 |\n"
                          "| not measured | not run | - | - | - | |\n<!-- end -->\nb\n")
     assert compared.split("- |\n")[1] == (
-        "| x | 37 | 20.0 | 50.0 | -30.0 ± 15.8 | -50.0 ± 21.3 | not shown: undecided | 3 and 2 |\n"
-        "| x | 40 | 26.7 | 73.3 | -46.7 ± 37.2 | - | not shown: undecided | 3 and 3 |\n"
-        "| x | 40 | 20.0 | 20.0 | +0.0 ± 0.0 | +0.0 ± 0.0 | shown | 3 and 3 |\n<!-- end -->\n")
+        "| x | 37 | 20.0 | 50.0 | -30.0 ± 80.3 | -50.0 ± 50.6: undecided | not shown: undecided | "
+        "3 and 2 |\n"
+        "| x | 40 | 26.7 | 73.3 | -46.7 ± 84.2 | - | not shown: undecided | 3 and 3 |\n"
+        "| x | 40 | 20.0 | 20.0 | +0.0 ± 0.0 | +0.0 ± 0.0: equal | shown | 3 and 3 |\n"
+        "<!-- end -->\n")
 
 
 def test_tables_are_whole_and_on_the_pages():
@@ -175,7 +177,10 @@ def test_the_charts_are_drawn(drawn, here, trained, monkeypatch):
     said = ["".join(text.get_text() for text in axes.texts) for axes in clips]
     assert len(said) == 9 and {*said[:charts.MISSING]} == {""} and said[charts.MISSING] == "?"
     assert [axes.images[0].get_alpha() < 1 for axes in clips] == [bool(text) for text in said]
-    assert all(re.match(r"shown: .+\nteacher: .+\n\d+%", axes.get_xlabel()) for axes in clips)
+    assert all(re.match(r".+\n.+\n\d+%$", axes.get_xlabel()) for axes in clips)
+    shown = [axes.get_xlabel().split("\n")[0] for axes in clips]
+    assert [len(axes.lines) for axes in clips] == [name in charts.PAIR for name in shown]
+    assert {*charts.PAIR} <= {*shown}                      # each with a square around its lamp
     assert all(re.match(r"clip \d\n“", axes.get_title("left")) for axes in clips)
     named = [[label.get_text() for label in axes.get_yticklabels()] for axes in bars]
     told = {part for name in sum(named, []) for part in name.split(" or\n")}

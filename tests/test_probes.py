@@ -69,6 +69,8 @@ def test_similar_histories_equal_a_search_for_the_nearest(monkeypatch):
     assert (similar["top1"], similar["top5"], similar["oracle"]) == (
         percent(top1), percent(top5), percent(chances))
     assert bits(right["similar"], len(top1)).tolist() == top1 and any(top1)
+    drawn = 100 * bits(right["similar_oracle"], len(top1)).mean()
+    assert drawn == pytest.approx(similar["oracle"], abs=100 / len(top1))
     assert [*similar["by_place"]] == [*range(1, 8)]
     assert similar["by_place"][1] == {"evaluated": 6, "similar": percent(
         hit for hit, one in zip(top1, examples) if one.step == 1)}

@@ -61,7 +61,7 @@ def procedure(begin, first, second, between):
 
 
 # Look-alikes: the teacher cannot tell the first two of these apart (render.py). Their order decides
-# the end, so they are at stake in 10 of 42 forecasts: in five of six procedures, twice in four.
+# the end, so they are at stake in 10 of 42 forecasts: once in two procedures, twice in four.
 JAR = ("open jar", "close jar", "spread tomato", "pour oil")
 PAN = ("heat pan", "cool pan", "melt butter", "flip egg")
 OVEN = ("start oven", "stop oven", "fold egg", "add tomato")

@@ -46,7 +46,10 @@ def sizes_of(kind, size, chosen=None):
     """Config.encoder: the kind of f and its arguments at a --size. chosen: those of --set."""
     line = ENCODERS[kind]
     sizes = {"kind": kind}
-    sizes.update(line.small if size == "small" else line.base)
+    if size == "small":
+        sizes.update(line.small)
+    else:
+        sizes.update(line.base)
     sizes.update(chosen_of("encoder", chosen))
     return sizes
 
