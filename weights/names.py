@@ -138,8 +138,8 @@ def with_space(w):
 
 
 def convert_released(content, frames=None):
-    """The content of a published file -> that of a file of ours. Its classifiers become one. Ours
-    are divided by tau, the release's of forecasts are not: their weights are multiplied by tau.
+    """The content of a published file -> that of a file of ours. Its classifiers become one. The
+    logits of those of forecasts are not divided by tau, so their `logit_tau` is 1.
 
     frames: of an f that is made of an image model; None: an image model is refused. Nothing is
     published of how f alone is followed by h or a classifier. So tau is the paper's, by which the
@@ -152,23 +152,24 @@ def convert_released(content, frames=None):
     if frames is not None and is_image_model(w):
         w, pixels = with_time(w, frames), IMAGE_PIXELS
     encoder = released_encoder(w, part_of(content, "config").get("heads"))
-    denoiser, factor, text_space = released_denoiser(w), 1.0, True
+    denoiser, text_space = released_denoiser(w), True
     sets = [name for name in ("cls", "v", "n") if f"classifier.{name}.weight" in w]
     if encoder["kind"] == "timesformer" and not denoiser and not sets:
         w, text_space = with_space(w)
     D = len(w["encoder.head.weight"])
-    scale, levels = scale_of(D), noise_levels(D)
+    scale, levels, logit_tau = scale_of(D), noise_levels(D), None
     if denoiser:
-        scale, levels, factor = 1.0, released_levels(denoiser["layers"]), TAU
+        scale, levels, logit_tau = 1.0, released_levels(denoiser["layers"]), 1.0
     tensors = {name: w[name] for name in w if name.startswith(("encoder.", "denoiser."))}
     tensors["phrases"] = torch.zeros(0, D)                                 # unknown
     classes = [len(w[f"classifier.{name}.weight"]) for name in sets]
     if sets:
         for part in "weight", "bias":
             joined = torch.cat([w[f"classifier.{name}.{part}"] for name in sets])
-            tensors[f"classifier.{part}"] = joined * factor
+            tensors[f"classifier.{part}"] = joined
     config = {"encoder": encoder, "denoiser": denoiser,
               "order": "diffusion" if denoiser else "none",
               "task": released_task(classes, denoiser), "classes": classes, "pixels": pixels,
-              "tau": TAU, "scale": scale, "alpha_bar": levels.tolist(), "text_space": text_space}
+              "tau": TAU, "logit_tau": logit_tau, "scale": scale, "alpha_bar": levels.tolist(),
+              "text_space": text_space}
     return {"model": tensors, "config": config}
