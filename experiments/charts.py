@@ -206,12 +206,12 @@ def draw_training(figure, model, clips, seen, said, shown):
 
 def next_steps(model, x, texts, shown):
     """The step after clips x (N, D), which show these steps from the first of a video on: {name:
-    share of 50 samples} of the four likeliest, and the exact {name: p}; look-alikes as one."""
+    share of 50 samples}, the likeliest first, and the exact {name: p}; look-alikes as one."""
     names, counts = count_as_one(grammar.STEPS, joined_names(grammar.STEPS, grammar.LOOK_ALIKES))
     noise = torch.randn(1, 50, model.dim, generator=torch.Generator().manual_seed(0))
     picks = sample_in_turn(model, x, texts, noise, counts)[1][:, 0]
     chosen, shares = torch.bincount(picks, minlength=len(names)), {}
-    for k in chosen.topk(4).indices:
+    for k in chosen.argsort(descending=True):
         if chosen[k] > 0:
             shares[names[k]] = float(chosen[k] / 50)
     p = grammar.Grammar().next_step([grammar.STEP_ID[name] for name in shown], True)
