@@ -331,15 +331,15 @@ def finetune(args):
                             continue
                         rows = [order[one.place] for one in read]
                         clips = join([one.clips for one in read], device)
-                        seen, y = look(model, clips, labels[rows], [one.place for one in read])
+                        inputs, y = look(model, clips, labels[rows], [one.place for one in read])
                     elif task.forecasts:                   # what h predicts with zero noise
                         zeros = torch.zeros_like(x[rows, :1])              # (B, 1, D)
-                        seen = model.forecast_next(x[rows], zeros, n[rows])[:, 0]
+                        inputs = model.forecast_next(x[rows], zeros, n[rows])[:, 0]
                         y = labels[rows]
                     else:                                  # one of N clips of each: (B, D)
                         view = torch.randint(x.shape[1], (len(rows),))
-                        seen, y = x[rows, view], labels[rows]
-                    log_p = model.classify(seen)                               # [(B, S), ...]
+                        inputs, y = x[rows, view], labels[rows]
+                    log_p = model.classify(inputs)                             # [(B, S), ...]
                 loss = loss_of(log_p, y)                                       # (B,)
                 (loss.sum() / batch).backward()
                 run.metrics.add(len(rows), loss=loss)

@@ -40,7 +40,7 @@ FORECASTS = (("Observing clips 1 to 5", 5, False),         # how many clips h ob
 
 def plot_curves(figure, runs):
     """Draw CURVES of the metrics.jsonl of run folders over epochs, a panel each."""
-    figure.set_size_inches(9, 5.3)
+    figure.set_size_inches(9, 5)
     panels = figure.subplots(2, 3).flatten()
     for folder in runs:
         rows = [json.loads(line) for _, line in read_lines(folder / "metrics.jsonl")]
