@@ -373,8 +373,8 @@ def history_windows(end, spacing=None):
     """What a forecast observes of a video before `end` s: (n, 2) s.
 
     spacing: s, the length of a window, so that h reads clips as far apart as in training. There
-    are as many, at most 8, as the video has spacings before `end`, rounded; if it has fewer than
-    8, they are a little shorter. None: the released protocol, the last 68 s cut into eight.
+    are as many, from 1 to 8, as spacings fit before `end`, rounded. Windows that would begin before
+    the video are cut shorter, all alike. None: the released protocol, the last 68 s cut into eight.
     """
     n, seconds = HISTORY_CLIPS, HISTORY
     if spacing is not None:

@@ -61,8 +61,8 @@ def noise_levels(dim, first=NOISE[0], last=NOISE[1], levels=LEVELS):
 def released_levels(levels=LEVELS):
     """alpha_bar (T,) of the authors' code, for any D: alpha_t falls linearly over the levels.
 
-    Even the last level keeps .96 of x_j^0. In training h reads no noise alone, from which sampling
-    starts; zeros are closer to what it has read.
+    Even the last alpha_bar is .96. So in training h never reads noise alone, from which samples
+    start.
     """
     return torch.linspace(1 - 1e-4, 1 - 0.02, levels).cumprod(0)
 

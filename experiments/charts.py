@@ -19,6 +19,7 @@ from support.errors import run
 from support.figures import BLUE, plot_bars, save_figure
 from support.read import read_lines, read_text
 from toy import grammar
+from toy.render import LAMP_SIZE
 from toy.source import Toy, load_teacher
 from train import draw
 
@@ -30,7 +31,6 @@ PLACES = {                                                 # of by_place, in Oka
     "set": ("what the set tells", dict(color="#D55E00", marker="s", linestyle="--", mfc="white"))}
 PAIR, ORANGE = grammar.LOOK_ALIKES[1], "#E69F00"           # heat pan, cool pan
 VIDEOS = 300                                               # of a histogram
-LAMP_EDGE = (0, 5.5, 5.5, 0, 0), (0, 0, 5.5, 5.5, 0)       # x and y of its corners, in pixels
 DRAWN, MISSING = 7, 5                                      # --task: the first test video whose nine
                                                            # clips show all its steps, PAIR too
 FORECASTS = (("Observing clips 1 to 5", 5, False),         # how many clips h observes, and whether
@@ -198,7 +198,8 @@ def draw_training(figure, model, clips, seen, said, shown):
         axes.imshow(clips[i, 2].permute(1, 2, 0).numpy(), alpha=opaque)
         axes.text(16, 16, mark, ha="center", va="center", fontsize=size)
         if shown[i] in PAIR:                               # a square around the lamp
-            axes.plot(*LAMP_EDGE, color="white", linewidth=1)
+            edge = LAMP_SIZE - 0.5
+            axes.plot([0, edge, edge, 0, 0], [0, 0, edge, edge, 0], color="white", linewidth=1)
         axes.set(xticks=[], yticks=[])
         axes.set_xlabel(f"{shown[i] or 'no step'}\n{grammar.PHRASES[likeliest.indices[i]]}"
                         f"\n{likeliest.values[i]:.0%}", fontsize=7.5)
