@@ -1,4 +1,4 @@
-"""Sources of clips, and what an example is: which windows of a video are read, and what to predict.
+"""Data sets and examples: which windows of a video are read, and what to predict.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3, Sec. 4 and appendix B.
 
@@ -85,7 +85,7 @@ class LeftOut(Unreadable):
 
 
 class Silent(LeftOut):
-    """A video without words. It is named, too."""
+    """A video without words. It is also reported."""
 
 
 class Skipped(LeftOut):
@@ -280,8 +280,8 @@ def clip_distance(source, stride, max_unreadable=1.0):
     """The mean distance between consecutive training clips, s, in the first MEASURED videos;
     CLIP_SECONDS if videos are so short that their clips coincide.
 
-    Unreadable if of these videos none has words, or more than a share of the narrations cannot be
-    read: then the others are not likely to be better. A skipped video is not opened.
+    Raises Unreadable if none of these videos has words, or if too large a share of their narrations
+    cannot be read: the rest are then unlikely to be better. A skipped video is not opened.
     """
     rng = np.random.default_rng(0)
     distances, bad, spoken_in, tried = [], [], 0, 0

@@ -74,7 +74,7 @@ class Denoiser(nn.Module):
 class MaskedDenoiser(Denoiser):
     """h of the ablation "mask" (Table 4): it reads zeros in place of x_j^t, at the noisiest level.
 
-    The answer is the same for all noises and levels, so one pass would do; sampling makes T passes.
+    The prediction depends on neither noise nor level, so one pass would do; sampling makes T.
     """
 
     def forward(self, zt, z, observed, j, t):

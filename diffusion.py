@@ -15,8 +15,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (
     -              noise       (..., D)    standard normal; zeros for the approximate inference
     B rows of N = 9 clips, one of them missing; T = 4 levels, D embedding.
 
-The paper leaves open how large an embedding is beside the noise, and the constants alpha_t. Both
-are set here, by `scale_of` and `noise_levels`; docs/differences.md shows their effect.
+The paper leaves open how large an embedding is relative to the noise, and the constants alpha_t.
+Both are set here, by `scale_of` and `noise_levels`; docs/differences.md shows their effect.
 `released_levels` are those of the authors' code, whose scale is 1. Levels count from 0: level t is
 the paper's t + 1.
 """

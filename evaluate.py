@@ -9,8 +9,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and 4.4, a
     classify, --data epic    verb, noun and action, fine-tuned                   Table 3
     features                 writes embeddings of whole videos to a file         -
 
-A `Task` is the interface to what is measured: a class, and a line of TASKS. finetune.py has how a
-model is fine-tuned for one.
+A `Task` defines what is measured: a class, and a line in TASKS. finetune.py fine-tunes a model for
+a task.
 M examples, N <= 8 clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
 """
 import time
@@ -184,7 +184,7 @@ class Task:
 
 
 class Forecast(Task):
-    """Which step comes next: zero noise, mean and best of the samples, and what stands beside."""
+    """Which step comes next: zero noise, mean and best of the samples, and baselines."""
     needs = "steps", "names"
     needs_h = forecasts = True
     flags = tuple(FORECAST_FLAGS)
@@ -353,9 +353,9 @@ def task_name(args):
     for name, task in TASKS.items():
         if set(task.needs) <= has:
             names.setdefault(task.word or name, name)
-    require(names, f"--data {args.data} has no labels, and no task can do without")
+    require(names, f"--data {args.data} has no labels, and every task needs them")
     word = args.task or next(iter(names))
-    require(word in names, f"--task {word}: --data {args.data} can only {', '.join(names)}")
+    require(word in names, f"--task {word}: --data {args.data} supports only {', '.join(names)}")
     return names[word]
 
 
@@ -374,7 +374,7 @@ def require_task(model, name, args):
     if task.trained:
         need = (f"a checkpoint of `python train.py --stage finetune --task {args.task} --data "
                 f"{args.data}`")
-    require(fits, f"{model.path}: is {state}, of --order {config.order}; needed is {need}")
+    require(fits, f"{model.path}: is {state}, of --order {config.order}; expected {need}")
 
 
 def examples_of(task, source, spacing, min_steps):
@@ -431,7 +431,7 @@ def evaluate(args):
                   "paper")
     examples, listed, unreadable = examples_of(task, source, spacing, args.min_steps)
     require_readable(unreadable, len(source.videos), args.max_unreadable)
-    require(examples, f"no {args.split} video has {args.min_steps} steps, or one to {args.task}")
+    require(examples, f"no {args.split} video has an example for --task {args.task}")
 
     # 2. Their clips through f; if the task forecasts, through h, from zero noise and from samples.
     x, n, seen, examples, failed = encode_examples(model, teacher, source, examples, args)

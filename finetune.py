@@ -166,7 +166,7 @@ def mixed_loss(log_p, targets):
 
 
 def ways_of(settings):
-    """What f sees of clips, with their labels, and the loss: two functions."""
+    """Two functions: how clips and labels are fed to f, and the loss."""
     if settings.mixed:
         return see_mixed, mixed_loss
     return see, label_loss

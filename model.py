@@ -28,11 +28,11 @@ ORDERS = "diffusion", "mask", "none"   # h learns from the noised clip; from zer
 
 @dataclass
 class Config:
-    """All that defines a model, except its weights: a checkpoint keeps all of it.
+    """Everything that defines a model except its weights. A checkpoint stores it.
 
     weights/checkpoint.py:build makes the model, and weights/bounds.py says what a file may hold.
-    `encoder` and `denoiser` are the arguments of f,
-    with its "kind", a name of weights/encoders.py, and of h.
+    `encoder` and `denoiser` are the arguments of f and h. `encoder` also has "kind", a name in
+    weights/encoders.py.
     """
     encoder: dict
     denoiser: dict | None         # None if trained with matching only, unless `task` needs h
@@ -83,7 +83,7 @@ class ProcedureModel(nn.Module):
         if not self.encoder.image:
             return clips
         if clips.dtype != torch.uint8:
-            raise ValueError(f"clips are {clips.dtype}; needed are pixels from 0 to 255, uint8")
+            raise ValueError(f"clips are {clips.dtype}; expected uint8 pixels from 0 to 255")
         mean, std = self.config.pixels
         pixels = clips.float()
         pixels.div_(255).sub_(mean).div_(std)              # in place: half the time

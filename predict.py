@@ -188,7 +188,7 @@ def describe_clips(windows, p, names):
 def open_pipeline(folder, name, model, device):
     """The image model `name`, to draw what `model` forecasts; the folder is made. InputError or
     OSError if one cannot be used."""
-    require(model.denoiser is not None, f"--key-frames: {model.path} was trained without order; it "
+    require(model.denoiser is not None, f"--key-frames: {model.path} was trained without h; it "
             "forecasts no step to draw")
     pipeline = keyframes.open_pipeline(name, device)
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -255,7 +255,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
         p = model.match(x, texts).exp().cpu() @ counts                         # Eq. 6       (N, S')
         require_finite(p, checkpoint)
         if model.denoiser is None:
-            warnings.append("trained without order: it recognizes steps, but forecasts none")
+            warnings.append("trained without h: it recognizes steps but cannot forecast")
         else:
             generator = torch.Generator().manual_seed(seed)
             noise = torch.randn(horizon, samples, model.dim, generator=generator)  # (H, Q, D)
@@ -318,7 +318,7 @@ def parse(argv=None):
     parser = Parser("Show the steps of one video, and several possible futures.")
     add = parser.add_argument_group("video").add_argument
     add("video", nargs="?", help="the video; without one, test video number --seed of the toy "
-        "world, with the truth beside the forecast")
+        "world, and the truth is printed with the forecast")
     add("--video", dest="name", metavar="ID", help="which video, if VIDEO is a file of features")
     add("--steps", type=existing, help="the steps to choose among, one per line (default: those "
         "the checkpoint is fine-tuned to, or the toy world's)")

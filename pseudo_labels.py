@@ -56,7 +56,7 @@ class Teacher:
         self.mean, self.std = (torch.tensor(value, device=device).view(-1, 1, 1)
                                for value in (mean, std))
         size, self.device = model.visual.image_size, torch.device(device)
-        if self.device.type == "cuda":             # of the picture tower; once, not at each call
+        if self.device.type == "cuda":             # of the image encoder; once, not at each call
             convert_weights_to_fp16(self.model.visual)
         self.size = size if isinstance(size, int) else size[0]              # side, pixels
 

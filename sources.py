@@ -109,7 +109,7 @@ def texts_of(model, teacher, names):
 
 
 def require_world(model):
-    """InputError if a checkpoint was trained in another version of a world that is made up."""
+    """Raises InputError if a checkpoint was trained in another version of a synthetic world."""
     world, name = model.settings.get("world"), model.settings.get("data")
     if world is None or name not in SOURCES:
         return

@@ -3,7 +3,7 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
 Pre-training reads B videos in an update, N = 9 consecutive clips of each, and minimizes the mean of
-their objectives, Eqs. 6 to 10, first with SGD, then with AdamW. finetune.py has fine-tuning.
+their objectives, Eq. 7, first with SGD, then with AdamW. finetune.py has fine-tuning.
 
     paper          here           shape                meaning
     v_i            clips          (B, N, F, 3, H, W)   the clips of a video, in time order
@@ -11,7 +11,8 @@ their objectives, Eqs. 6 to 10, first with SGD, then with AdamW. finetune.py has
     j              j              (B N,)               the missing clip: each clip in turn
     t              t              (B, N)               noise level, 0 to T - 1; the paper's t - 1
     -              noise          (B, N, D)            what x_j^0 is noised with, N(0, I)
-    {i != j}       observed       (B, N, N)            bool; row j: which clips i are observed
+    {i != j}       observed       (B, N, N)            bool; row j: which clips i are observed. By
+                                                       default a random tail is hidden: `draw_rows`
     -              read           (B, N, N)            row j: clip read at place i, usually i
     x_i            x              (B, N, D)            f(v_i)
     x_j^0          x0             (B, N, D)            the missing clip; scale * x0 is noised
@@ -161,7 +162,7 @@ def set_up_pretraining(args, run, device):
     kind, sizes = data_set(args.data), encoders.sizes_of(args.encoder, args.size, args.set)
     pictures = pictures_of(encoders.make_encoder(sizes))   # a throwaway f says what it reads
     limit_threads(pictures.size, device)
-    require(fits(kind, pictures.size), f"--data {args.data}: not what f reads; leave out "
+    require(fits(kind, pictures.size), f"--data {args.data}: f cannot read it; leave out "
             "--size and --encoder")
     phrases = kind.phrases
     if args.phrases:
@@ -321,8 +322,8 @@ def released_objective(model, clips, targets, noise, j, observed, read):
     """`objective` of the release, of B videos; noise (B, T, D), j (B,), observed and read (B, N).
 
     h goes through all levels in a chain. At the noisiest level it reads x_j^0, noised; at each
-    lower one what it predicted before, noised anew. No gradient passes through what is noised. But
-    x_j^0 as the target of L_MSE has one, and so trains f.
+    lower level, its previous prediction, noised again. No gradient passes through what is noised.
+    But x_j^0 as the target of L_MSE has one, and so trains f.
 
         L = (sum_i H(p'_i, p(y_i | x_i)) + sum_t H(p'_j, p(y_j | x_hat_j(t)))) / (N + T)
             + 1 / (T D) sum_t |x_hat_j(t) - x_j^0|^2
@@ -392,7 +393,7 @@ def parse(argv=None):
     add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
     add("--tensorboard", action="store_true", help="also write the metrics as TensorBoard's events "
         "into the folder")
-    add("--compile", action="store_true", help="compile f, h and the teacher's picture tower: "
+    add("--compile", action="store_true", help="compile f, h and the teacher's image encoder: "
         "faster on a GPU, after some minutes")
     args = parser.parse_args(argv)
     args.noise = noise_of(args.noise)
@@ -452,7 +453,7 @@ def add_flags(parser, kind, size, encoder):
 
 
 def main(args):
-    """Pre-train, or fine-tune. torch's number of threads is as before afterwards."""
+    """Pre-train or fine-tune. Restores torch's number of threads afterwards."""
     threads = torch.get_num_threads()
     try:
         if args.stage == "pretrain":

@@ -1,4 +1,4 @@
-"""The pictures of tour.ipynb, so that its cells hold ideas; and what it asks of the toy world.
+"""Figures of tour.ipynb, and its queries to the toy world, so that its cells stay short.
 
 N clips, D embedding, K phrases, Q samples, T noise levels. Pages count clips and levels from 1,
 arrays from 0.
@@ -73,7 +73,7 @@ def exact_futures(shown, ahead, joined):
 
 
 def clips_of(source, name):
-    """A clip of each time that one of a toy source's videos shows a step, over all of the step:
+    """A clip for each occurrence of a step in a toy source's videos, as long as the step:
     (n, F, 3, H, W) uint8."""
     found = []
     for i, video in enumerate(source.videos):
@@ -88,7 +88,7 @@ def clips_of(source, name):
 def attention_weights(denoiser, predict):
     """The attention weights of a Denoiser while it answers predict(): (blocks, Q, heads, N, N).
 
-    Hooks ask PyTorch for them, which otherwise does not compute them. They are removed afterwards.
+    PyTorch computes them only on request. Hooks make the request, and are removed afterwards.
     """
     found, hooks = [], []
 
@@ -229,7 +229,7 @@ def show_passes(predicted, zero, picks, corners, names):
         across, up = one @ plane
         axes.plot(across, up, "kX", markersize=11)
         spread = (x_hat - x_hat.mean(0)).norm(dim=-1).mean()
-        axes.set(title=f"t = {t}: apart by {spread:.2f}", xticks=[], yticks=[])
+        axes.set(title=f"t = {t}: spread {spread:.2f}", xticks=[], yticks=[])
     marks = []
     for name, color in shades.items():
         marks.append(plt.Line2D([], [], color=color, marker="s", linestyle="", label=name))

@@ -28,7 +28,7 @@ PLACES = {                                                 # of by_place, in Oka
     "exact": ("exact", dict(color="black", marker="_", markersize=14, linewidth=0.8)),
     "zero_noise": ("h, zero noise", dict(color=BLUE, marker="o", linewidth=2.2, elinewidth=1)),
     "similar": ("similar histories", dict(color="#009E73", marker="^", linestyle=":")),
-    "set": ("what the set tells", dict(color="#D55E00", marker="s", linestyle="--", mfc="white"))}
+    "set": ("from the set", dict(color="#D55E00", marker="s", linestyle="--", mfc="white"))}
 PAIR, ORANGE = grammar.LOOK_ALIKES[1], "#E69F00"           # heat pan, cool pan
 VIDEOS = 300                                               # of a histogram
 DRAWN, MISSING = 7, 5                                      # --task: the first test video whose nine

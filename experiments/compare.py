@@ -39,7 +39,7 @@ def bits_of(text, count):
 def read_right(path, column):
     """Read which examples a JSON has right, all or of a PART.COLUMN ("look_alikes" is both): (M,)
     of 0 or 1; the first example of each video, then M, (V + 1,); the run's seed."""
-    with fields_of(path, f"needed is a JSON of evaluate.py, or of probes, with {column}"):
+    with fields_of(path, f"expected a JSON of evaluate.py, or of probes, with {column}"):
         content = json.loads(read_text(path))
         right, count = content["right"], content["evaluated"]
         first = np.cumsum([0] + right["per_video"])

@@ -22,7 +22,7 @@ from support.write import write_json
 HIGH = 0.7                 # BLEU-1 from which a step counts as seen in the paper
 BINS = 10                  # of BLEU-1 from 0 to 1
 SHOWN = 5                  # phrases in the JSON with the same first word, and with the same last
-NEED = "needed is the JSON of evaluate.py --task forecast or classify, with by_class"
+NEED = "expected the JSON of evaluate.py --task forecast or classify, with by_class"
 
 
 def open_bleu():

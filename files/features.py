@@ -22,7 +22,7 @@ from support.read import fields_of, video_name
 from support.tensors import read_npz
 from support.write import write_atomically
 
-NEED = ("needed are video (R,) text, start and end (R,) s, embedding (R, F) and, if any, teacher "
+NEED = ("expected video (R,) text, start and end (R,) s, embedding (R, F) and, if any, teacher "
         "(R, D), floats, saved by np.savez, the rows of a video one after the other")
 ROUNDING = 1e-3           # s, of times in float32
 ROW_SECONDS, ROWS = 4.0, 8         # of a row that is written; rows that are read at once

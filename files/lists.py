@@ -13,7 +13,7 @@ from support.read import fields_of, read_json, read_lines, read_text, video_name
 
 # COIN.json -> here. A copy without "testing" may write "validation" for it.
 SUBSETS = {"training": "train", "testing": "test", "validation": "validation"}
-COIN = ('needed is {"database": {id: {"subset": "training" or "testing", "recipe_type": 0, '
+COIN = ('expected {"database": {id: {"subset": "training" or "testing", "recipe_type": 0, '
         '"annotation": [{"id": "1", "segment": [start s, end s], "label": text}]}}}')
 EPIC = "video_id", "start_timestamp", "stop_timestamp", "verb_class", "noun_class"
 MOST_CLASSES = 100_000                # a number of a class is below

@@ -107,7 +107,7 @@ def noise_of(given):
         first, last = map(float, given)
         if math.inf > first > last > 0:
             return first, last
-    raise InputError(f"--noise {' '.join(given)}: needed are two numbers above 0 that fall, like "
+    raise InputError(f"--noise {' '.join(given)}: expected two positive numbers, the first larger, "
                      "2 0.3; or: release")
 
 
@@ -147,7 +147,7 @@ def add_for_help(parser, flags):
         for name, options in by_name.items():
             text = options["help"]
             if options.get("required"):
-                text += "; needed"
+                text += "; required"
             names_of.setdefault(text, []).append(name)
         told = list(names_of)
         if len(told) > 1:
@@ -275,7 +275,7 @@ def mixed_precision(device):
 
 
 def compile_modules(device, encoder, denoiser, teacher):
-    """Compile f, h if there is one (else None), and the picture tower of a pseudo_labels.Teacher.
+    """Compile f, h if there is one (else None), and the image encoder of a pseudo_labels.Teacher.
 
     Whole modules are compiled, when they are called first; their names in a state_dict stay.
     InputError if there is no compiler.

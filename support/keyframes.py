@@ -55,7 +55,7 @@ def require_no_code(folder):
     """InputError if a folder holds code, or if its index is damaged or names a class of another
     library than LIBRARIES, or one whose files could ask for code."""
     path = folder / INDEX
-    require(path.is_file(), f"{folder}: holds no {INDEX}; needed is the folder of an image model, "
+    require(path.is_file(), f"{folder}: holds no {INDEX}; expected the folder of an image model, "
             "as diffusers saves it")
     index = read_json(path, "get it again")
     require(isinstance(index, dict) and isinstance(index.get("_class_name"), str),
@@ -67,7 +67,7 @@ def require_no_code(folder):
         require(known and not re.match("Auto[A-Z]", str(place[1])), f"{path}: {part} is {place}, "
                 "no model class of diffusers or transformers; code of other places is not run")
     code = next(folder.rglob("*.py"), None)
-    require(code is None, f"{code}: is code, which is not run; needed is an image model without")
+    require(code is None, f"{code}: is code, which is not run; expected an image model without")
 
 
 def open_pipeline(name, device):
@@ -87,7 +87,7 @@ def open_pipeline(name, device):
     except InputError:
         raise
     except Exception as error:                 # each way of loading has another class
-        raise InputError(f"--image-model {name}: {shorten(str(error), 250)}; needed is a folder "
+        raise InputError(f"--image-model {name}: {shorten(str(error), 250)}; expected a folder "
                          "with safetensors, as diffusers saves a Stable Diffusion; without a "
                          "network, fetch it elsewhere") from None
     require("unet" in pipeline.components, f"--image-model {name}: is no Stable Diffusion: it has "

@@ -17,7 +17,7 @@ LINES = {
     "warning": "warning", "checkpoint": "checkpoint"}
 WORDS = {
     "zero_noise": "zero noise", "expectation": "mean of samples", "oracle": "best of samples",
-    "oracle_softmax": "best of as many draws", "set": "what the set tells"}
+    "oracle_softmax": "best of as many draws", "set": "from the set"}
 
 
 def percent(hits):

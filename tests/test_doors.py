@@ -49,7 +49,7 @@ class CrossTask(VideoFolder):
     def read_lists(self, args, split):
         names, classes, activities, numbers = {}, {}, {}, {}
         for where, line in read_lines(args.tasks):
-            with fields_of(where, "needed is `number: name: step, step, ...`"):
+            with fields_of(where, "expected `number: name: step, step, ...`"):
                 task, title, steps = line.split(": ")
             numbers[task] = len(activities)
             activities[numbers[task]] = title
@@ -60,7 +60,7 @@ class CrossTask(VideoFolder):
             task, name = path.stem.split("_", 1)
             steps = []
             for where, line in read_lines(path):
-                with fields_of(where, "needed is `step,start s,end s`"):
+                with fields_of(where, "expected `step,start s,end s`"):
                     step, start, end = line.split(",")
                     label = classes[task][int(step) - 1]
                     start, end = float(start), float(end)
@@ -214,9 +214,9 @@ class Odd(torch.nn.Module):
 
 
 @pytest.mark.parametrize("make, told", [
-    (lambda x: x[0], r"Odd makes of one clip torch.Size\(\[6\]\); needed is a tensor \(1, 4\)"),
-    (lambda x: x[:, :3], r"torch.Size\(\[1, 3\]\); needed"), (lambda x: (x, x), "tuple"),
-    (lambda x: x[:, :4] / x[:, :4].norm() * 2, "Odd makes a vector of length 2; needed is 1"),
+    (lambda x: x[0], r"Odd makes of one clip torch.Size\(\[6\]\); expected a tensor \(1, 4\)"),
+    (lambda x: x[:, :3], r"torch.Size\(\[1, 3\]\); expected"), (lambda x: (x, x), "tuple"),
+    (lambda x: x[:, :4] / x[:, :4].norm() * 2, "Odd makes a vector of length 2; expected 1"),
     (lambda x: x[:, :4] * float("nan"), "length nan"),
     (lambda x: x.view(5), r"Odd cannot read a clip \(1, 6\): ")])
 def test_an_f_that_is_none_is_one_line(make, told):
@@ -275,9 +275,9 @@ def test_a_task_is_a_class_and_a_line(trained, here, capsys, monkeypatch, part):
     monkeypatch.setattr(evaluate.TASKS["previous"], "needs", ("steps", "names", "pairs"))
     monkeypatch.setitem(sources.SOURCES, "own", "test_doors:Pairs")
     call(*score, "guess", "--data", "own")
-    assert "own can only forecast, classify, guess" in fails(capsys, *score, "activity", "--data",
-                                                             "own")
-    assert "toy can only forecast, classify, activity" in fails(capsys, *score, "guess")
+    assert "own supports only forecast, classify, guess" in fails(
+        capsys, *score, "activity", "--data", "own")
+    assert "toy supports only forecast, classify, activity" in fails(capsys, *score, "guess")
 
 
 def test_numbers_out_of_bounds_are_refused(here, capsys):

@@ -215,14 +215,14 @@ def test_a_data_set_can_do_what_it_has_the_labels_for(monkeypatch):
     assert evaluate.task_name(asked) == "actions" and asked.task is None
     assert evaluate.task_name(Namespace(task="classify", data="coin")) == "classify"
     assert evaluate.task_name(Namespace(task=None, data="toy")) == "forecast"
-    with pytest.raises(InputError, match="--task activity: --data epic can only classify"):
+    with pytest.raises(InputError, match="--task activity: --data epic supports only classify"):
         evaluate.task_name(Namespace(task="activity", data="epic"))
     with pytest.raises(InputError, match="--data howto100m has no labels"):
         evaluate.task_name(Namespace(task=None, data="howto100m"))
     monkeypatch.setitem(evaluate.TASKS, "direction", Direction)
-    with pytest.raises(InputError, match="--data howto100m can only direction$"):
+    with pytest.raises(InputError, match="--data howto100m supports only direction$"):
         evaluate.task_name(Namespace(task="forecast", data="howto100m"))
-    with pytest.raises(InputError, match="--data epic can only classify, direction$"):
+    with pytest.raises(InputError, match="--data epic supports only classify, direction$"):
         evaluate.task_name(Namespace(task="forecast", data="epic"))
 
 

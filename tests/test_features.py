@@ -67,11 +67,11 @@ def test_no_row_of_a_history_ends_after_it(here):
 
 @pytest.mark.parametrize("changes, words", [
     (dict(save=lambda path, **_: Path(path).write_bytes(b"PK")), "no npz, or damaged"),
-    (dict(end=None), "end.*needed"),
+    (dict(end=None), "end.*expected"),
     (dict(teacher=np.ones((39, 3))), "other types or shapes"),
     (dict(end=np.zeros(40)), "a row does not end after"),
     (dict(end=np.full(40, np.inf)), "a row does not end after its start, or never"),
-    (dict(save=damaged), "Bad CRC-32.*needed are"), (dict(save=dishonest), ".*needed are"),
+    (dict(save=damaged), "Bad CRC-32.*expected"), (dict(save=dishonest), ".*expected"),
     (dict(video=np.array(["a", "b"] * 20)), "two"),
     (dict(video=np.array([Malice()] * 40)), "Object arrays cannot be loaded"),
     (dict(teacher=np.full((40, 3), np.nan)), "a number is not finite"),
@@ -121,7 +121,7 @@ def test_from_features_to_a_forecast(trained, here, capsys):
     assert [clip["steps"][0]["p"] for clip in content["clips"]] == pytest.approx(p.tolist())
     for argv, words in (
             ((*train, "x", "--targets", "narration"), "not the table T.npz"),
-            (("train.py", "--size", "base"), "toy: not what f reads"),
+            (("train.py", "--size", "base"), "toy: f cannot read it"),
             ((*test, "run", "--features", "wide.npz"), "33), the checkpoint reads (R, 32)"),
             (("evaluate.py", "--checkpoint", "run"), "run: reads features, not --data toy"),
             ((*test, trained / "mask"), "reads pictures of 32 pixels, not --data features"),

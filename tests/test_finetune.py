@@ -206,7 +206,7 @@ def test_actions_of_epic_train_f(trained, here, capsys, monkeypatch):
     flags = ("--data", "epic", "--annotations", "EPIC_100_validation.csv", "--videos", "world",
              "--max-unreadable", "0.5")
     tune = "train.py", "--stage", "finetune", *flags, "--init", trained / "diffusion"
-    assert "can only classify" in fails(capsys, *tune, "--task", "forecast")
+    assert "supports only classify" in fails(capsys, *tune, "--task", "forecast")
     call(*tune, "--epochs", "2", "--batch", "3", "--micro-batch", "2", "--skip", names[1], "--out",
          "run")
     losses = [row["loss"] for row in rows_of("run") if row["loss"] is not None]

@@ -141,7 +141,7 @@ def test_what_is_refused_before_anything_is_computed(trained, here, image_model,
     for strength in "0", "1.1", "nan", "-1", "0.001":
         assert "--strength" in told("--key-frames", "a", *model, "--strength", strength)
     assert "no frames" in told("F.npz", "--video", "x", "--key-frames", "a", *model)
-    assert "without order" in told("--key-frames", "a", *model,
+    assert "without h" in told("--key-frames", "a", *model,
                                    first=("--checkpoint", trained / "none", *FAST))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in "nobody/no-such-model", "no such/name at all":

@@ -115,7 +115,7 @@ def test_eq1_f_h_and_the_matching_put_together(j):
     clips, noise = some_clips(9), torch.stack([torch.zeros(2, D), draw(2, D).float()], 1)
     x = torch.zeros(2, N, D)
     encoded = model(clips)
-    with pytest.raises(ValueError, match="clips are torch.float32; needed are pixels"):
+    with pytest.raises(ValueError, match="clips are torch.float32; expected uint8 pixels"):
         model(clips.float())
     x[0], x[1, :4] = encoded[:5], encoded[5:]                      # of row 1, the last is padding
     observed = torch.ones(2, N, dtype=torch.bool)

@@ -149,7 +149,7 @@ def test_a_video_file_and_steps_of_ones_own(trained, here, drawn, capsys):
     assert read_json("a.json") == content and "warning: " in capsys.readouterr().out
     content = predict("v.mp4", steps=steps, checkpoint=trained / "none", figure=Path("a.svg"))
     assert Path("a.svg").read_bytes().startswith(b"<?xml")
-    assert "without order" in content["warning"] and content["next"] == content["futures"] == []
+    assert "without h" in content["warning"] and content["next"] == content["futures"] == []
     for argv in (("v.mp4", "--at", "500"), ("v.mp4", "--at", "0"), ("--seed", "3", "--at", "1e9")):
         assert " ends " in fails(capsys, "predict.py", *argv, "--checkpoint", checkpoint)
 

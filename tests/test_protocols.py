@@ -127,7 +127,7 @@ def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys, monkeypa
             ("mask", ("--task", "activity"), "is not fine-tuned"),
             ("mask", ("--data", "coin"), "required: --videos, --annotations"),
             ("mask", ("--videos", "x"), "--videos: --data toy has no such flag"),
-            ("mask", (*epic, "--task", "forecast"), "epic can only classify"),
+            ("mask", (*epic, "--task", "forecast"), "epic supports only classify"),
             ("mask", epic, "--task classify --data epic"),
             (here / "other.pt", ("--toy-videos", "1"), "another teacher")):
         assert words in fails(capsys, "evaluate.py", *flags, "--checkpoint", trained / checkpoint)

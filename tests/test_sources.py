@@ -187,7 +187,7 @@ def test_help_has_the_flags_of_all_data_sets(capsys):
     for group in "toy", "coin, epic", "features, coin, epic", "features, coin":
         assert f"--data {group}:" in text
     assert text.count("  --annotations ") == 1 and "  --captions" not in text
-    assert "features, coin: COIN.json, or a released csv; needed. epic: the official csv" in (
+    assert "features, coin: COIN.json, or a released csv; required. epic: the official csv" in (
         " ".join(text.split()))
     assert "(default: 0.001)" in text and "(default: 15.0)" in text
 

@@ -186,7 +186,7 @@ def test_a_table_has_the_embeddings_of_its_texts(tmp_path):
 def test_a_table_of_other_content_is_one_line(tmp_path, arrays):
     """Catches: a traceback; a number that is not finite, which would be every score."""
     np.savez(tmp_path / "T.npz", **arrays)
-    with pytest.raises(InputError, match=r"^.*T.npz: .*needed are names \(K,\).*$"):
+    with pytest.raises(InputError, match=r"^.*T.npz: .*expected names \(K,\).*$"):
         open_pretrained(str(tmp_path / "T.npz"))
 
 

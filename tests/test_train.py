@@ -274,10 +274,10 @@ def test_set_has_any_argument_of_f_and_h(here, capsys):
 
 
 @pytest.mark.parametrize("given, told", [
-    ("width=32", "--set width=32: needed is NAME=VALUE, of encoder.image, encoder.patch, "),
+    ("width=32", "--set width=32: expected NAME=VALUE, of encoder.image, encoder.patch, "),
     ("encoder.stages=[1]", "encoder.heads, denoiser.layers, denoiser.heads, denoiser.dropout"),
-    ("denoiser.dim=8", "--set denoiser.dim=8: needed is NAME=VALUE"),
-    ("denoiser.levels=8", "--set denoiser.levels=8: needed is NAME=VALUE"),
+    ("denoiser.dim=8", "--set denoiser.dim=8: expected NAME=VALUE"),
+    ("denoiser.levels=8", "--set denoiser.levels=8: expected NAME=VALUE"),
     ("encoder.width", "--set encoder.width: the value must be a number"),
     ("encoder.width=many", "the value must be a number .* encoder.width"),
     ('encoder.width="64"', "the value must be a number"), ("encoder.width={}", "must be a number"),
@@ -299,7 +299,7 @@ def test_a_set_that_makes_no_model_is_one_line(here, capsys, given, told):
 def test_without_h_there_is_none_to_set(here, capsys):
     """Catches: an argument of h that is ignored."""
     line = fails(capsys, "train.py", *ONE, "--order", "none", "--set", "denoiser.layers=1")
-    assert "needed is NAME=VALUE" in line and "denoiser.heads" not in line
+    assert "expected NAME=VALUE" in line and "denoiser.heads" not in line
 
 
 def test_noise_is_two_levels_that_fall_or_the_releases(trained, here, capsys):

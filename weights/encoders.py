@@ -92,9 +92,9 @@ def check_encoder(f, dim):
     for module, mode in training.items():
         module.training = mode
     require(torch.is_tensor(x) and x.shape == (1, dim), f"{name} makes of one clip "
-            f"{getattr(x, 'shape', type(x))}; needed is a tensor (1, {dim})")
+            f"{getattr(x, 'shape', type(x))}; expected a tensor (1, {dim})")
     length = x.norm().item()
-    require(abs(length - 1) < 1e-3, f"{name} makes a vector of length {length:.4g}; needed is 1")
+    require(abs(length - 1) < 1e-3, f"{name} makes a vector of length {length:.4g}; expected 1")
 
 
 # --- --set ---
@@ -128,7 +128,7 @@ def overrides(given, kind, order):
     values = {}
     for text in given:
         name, _, value = text.partition("=")
-        require(name in known, f"--set {text}: needed is NAME=VALUE, of {', '.join(known)}")
+        require(name in known, f"--set {text}: expected NAME=VALUE, of {', '.join(known)}")
         try:
             values[name] = value_of(value)
         except (ValueError, RecursionError):

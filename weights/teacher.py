@@ -12,7 +12,7 @@ from pseudo_labels import Teacher
 from support.errors import InputError, require
 from support.tensors import read_npz
 
-PAIRS = "needed are names (K,), text, and embeddings (K, D), finite floats"
+PAIRS = "expected names (K,), text, and embeddings (K, D), finite floats"
 
 
 class TextTable(Teacher):
