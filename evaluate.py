@@ -361,20 +361,20 @@ def task_name(args):
 
 def require_task(model, name, args):
     """InputError unless the model can do the task: it is fine-tuned for it; or it is not
-    fine-tuned, no label is without a name that it can match, and there is h if it is needed."""
+    fine-tuned, has h if the task needs it, and can match clips with the names of all labels."""
     config, task = model.config, TASKS[name]
-    fits, state = config.task == name, f"fine-tuned for {config.task}"
-    if not config.task:
-        fits, state = not task.frames, "not fine-tuned"
-        if task.needs:                                         # then each label needs a name
-            fits = fits and "names" in task.needs and config.text_space
-        if task.needs_h and model.denoiser is None:
-            fits = False
     need = "a run of `python train.py` with h, that is not fine-tuned"
     if task.trained:
         need = (f"a checkpoint of `python train.py --stage finetune --task {args.task} --data "
                 f"{args.data}`")
-    require(fits, f"{model.path}: is {state}, of --order {config.order}; expected {need}")
+    if config.task:
+        require(config.task == name, f"{model.path}: is fine-tuned for {config.task}; expected "
+                f"{need}")
+        return
+    require(model.denoiser or not task.needs_h, f"{model.path}: was trained without h; expected "
+            f"{need}")
+    named = not task.needs or ("names" in task.needs and config.text_space)
+    require(named and not task.frames, f"{model.path}: is not fine-tuned; expected {need}")
 
 
 def examples_of(task, source, spacing, min_steps):

@@ -75,7 +75,7 @@ class Settings(NamedTuple):
     epochs: float = 15.0      # how often each example is shown (paper, Sec. 4)
     lr: float = 1e-3          # peak rate
     decay: float = 1e-2       # weight decay
-    clip: float = math.inf    # the most that the norm of the gradient may be
+    max_norm: float = math.inf             # the most that the norm of the gradient may be
     sgd: bool = False         # SGD with momentum in place of AdamW
     cuts: tuple = ()          # the shares of the epochs after which the rate is cut to a tenth;
     #                           none: it rises, and falls to 0
@@ -86,7 +86,7 @@ class Settings(NamedTuple):
 # The settings of some of TASKS; those of all others are the defaults above.
 SETTINGS = {
     "activity": Settings(epochs=60.0),                                     # a video is one example
-    "actions": Settings(epochs=50.0, lr=1e-4, decay=5e-2, clip=1.0),       # of EPIC (release)
+    "actions": Settings(epochs=50.0, lr=1e-4, decay=5e-2, max_norm=1.0),       # of EPIC (release)
 }
 
 # The settings of --recipe release, by what of a model a task trains.
@@ -343,7 +343,7 @@ def finetune(args):
                 loss = loss_of(log_p, y)                                       # (B,)
                 (loss.sum() / batch).backward()
                 run.metrics.add(len(rows), loss=loss)
-            norm = clip_grad_norm_(model.parameters(), settings.clip)
+            norm = clip_grad_norm_(model.parameters(), settings.max_norm)
             optimizer.step()
             if run.after(update + 1, norm, model, optimizer):
                 break

@@ -171,12 +171,12 @@ def sample_in_turn(model, x, texts, noise, counts=None):
     these, by the sums of p.
     """
     log_p = []
-    observed = x.expand(noise.shape[1], -1, -1)                                # (Q, N, D)
+    history = x.expand(noise.shape[1], -1, -1)                                # (Q, N, D)
     for eps in noise.to(x.device):
-        x_hat = model.forecast_next(observed, eps[:, None])                    # (Q, 1, D)
+        x_hat = model.forecast_next(history, eps[:, None])                    # (Q, 1, D)
         log_p.append(match_labels(model, x_hat[:, 0], texts))                  # (Q, S)
-        observed = torch.cat([observed, functional.normalize(x_hat, dim=-1)], 1)
-        observed = observed[:, -(CLIPS - 1):]
+        history = torch.cat([history, functional.normalize(x_hat, dim=-1)], 1)
+        history = history[:, -(CLIPS - 1):]
     p = torch.stack(log_p, 1).exp()                                            # (Q, H, S)
     if counts is not None:
         p = p @ counts.to(x.device)                                            # (Q, H, S')

@@ -9,8 +9,6 @@ appendix B for the prompts.
     -            Teacher.encode_clips    (C, D)      image features, mean over frames
     -            clip_features           (C, D)      the same, or features of what is said
     p'_i         soft_targets            (..., K)    softmax of cosines: the target of clip i
-    -            released_features       (C, D)      as the authors' code makes both of them, for
-                 released_targets        (..., K)    `train.py --recipe release`
     n frames, C clips, m sentences, K phrases, D embedding.
 
 The teacher is any open_clip model: ViT-B/16 with OpenAI's weights for real videos
@@ -24,7 +22,6 @@ from tqdm import tqdm
 
 from losses import match
 
-TOP = 5                   # phrases that the release keeps of a clip's softmax
 # 4 x 7 action templates (the paper's footnote: those of CLIP for Kinetics-700).
 WHATS = "a photo", "a video", "a example", "a demonstration"                   # CLIP's words
 HOWS = ("{}.", "a person {}.", "a person using {}.", "a person doing {}.", "a person during {}.",
@@ -109,7 +106,7 @@ def clip_features(teacher, seen, said, targets="vision"):
         said:    what is said during the N clips of each video: [(shares (N, m), m texts), ...].
         targets: "vision": of frames, as in the paper; "narration": the mean of the sentences of a
                  clip; "both": the mean of the two, each at length 1. (In the release, speech keeps
-                 its length: `released_features`.)
+                 its length: support/release.py.)
     """
     if targets == "vision":
         return teacher.encode_clips(seen)
@@ -130,28 +127,3 @@ def soft_targets(features, phrases, tau):
     Returns: (..., K) float, rows sum to 1, without gradient.
     """
     return match(features, phrases, tau).exp().detach()
-
-
-# --- As the authors' code has it ---
-def released_features(teacher, seen, said, targets="both"):
-    """`clip_features` of the release: what is said keeps the length that the teacher gives it, and
-    so weighs more than the frames, whose features have length 1. Arguments and result are the same.
-    """
-    if targets == "vision":
-        return teacher.encode_clips(seen)
-    spoken = []
-    for share, texts in said:
-        spoken.append(torch.from_numpy(share).to(teacher.device) @ teacher.encode_texts(texts))
-    spoken = torch.cat(spoken)                                                     # (C, D)
-    if targets == "narration":
-        return spoken
-    return (teacher.encode_clips(seen) + spoken) / 2
-
-
-def released_targets(features, phrases, tau):
-    """`soft_targets` of the release: only the TOP likeliest phrases keep their share, and the
-    shares that are left sum to 1. Arguments and result are the same."""
-    p = soft_targets(features, phrases, tau)
-    share, k = p.topk(min(TOP, p.shape[-1]), -1)
-    kept = torch.zeros_like(p).scatter(-1, k, share)
-    return kept / kept.sum(-1, keepdim=True)

@@ -24,8 +24,8 @@ B videos, N clips, F frames of a clip; K phrases; D embedding; T noise levels. A
 one of its clips missing.
 
 `--recipe release` trains as the authors' code does. A video has one row then, so j is (B,), and
-observed and read are (B, N); h predicts clip j at all T levels, so x_hat is (B, T, D). RELEASED
-and a `Recipe` hold what this changes; docs/differences.md says what else the release does.
+observed and read are (B, N); h predicts clip j at all T levels, so x_hat is (B, T, D). The
+functions that this changes are in support/release.py; a `Recipe` names them.
 """
 import itertools
 import math
@@ -41,9 +41,9 @@ from data import STRIDE, NarratedVideos, clip_distance, pictures_of
 from diffusion import CLIPS, NOISE, add_noise, noise_levels, released_levels, scale_of
 from losses import TAU, agreement, cross_entropy, match, mse_loss
 from model import ORDERS, Config, clips_at_once
-from pseudo_labels import clip_features, released_features, released_targets, soft_targets
+from pseudo_labels import clip_features, soft_targets
 from sources import SOURCES, data_set, fits, list_narrated, open_teacher, require_widths
-from support import errors, parallel
+from support import errors, parallel, release
 from support.arguments import (
     Parser,
     add_data_flags,
@@ -60,7 +60,7 @@ from support.arguments import (
 )
 from support.errors import require
 from support.read import load_phrases
-from support.run import Run, learning_rate, stepped_rate
+from support.run import Run, learning_rate
 from support.workers import items, join, read_ahead, send
 from weights import encoders
 from weights.checkpoint import build, init_from, open_start, rebuild
@@ -72,11 +72,6 @@ SIZES = {                 # what --size implies: h, and how f and h are trained;
                  log_every=1)}                         # f: weights/encoders.py
 TERMS = "loss", "xe", "mse", "mc", "match", "match_h"  # of metrics.jsonl
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
-
-# Of --recipe release: defaults of flags; and when the rate is cut to a tenth, as shares of the
-# epochs of SGD (the release: after 2 and 4 of 5) and of AdamW (15 and 23 of 25).
-RELEASED = dict(noise=["release"], targets="both")
-SGD_CUTS, ADAMW_CUTS = (0.4, 0.8), (0.6, 0.92)
 
 
 def draw(batch, dim, levels, rows, context, seed, update):
@@ -141,12 +136,12 @@ def matching(model, clips, targets, *draws):
     return cross_entropy(targets, log_p).mean(1), 0.0, 0.0, log_p, None
 
 
-def make_optimizer(model, stage, betas=BETAS, nesterov=False):
+def make_optimizer(model, stage):
     """SGD with momentum, then AdamW (paper, Sec. 4). The loop sets the learning rate."""
     options = dict(lr=0.0, weight_decay=WEIGHT_DECAY)
     if stage == "sgd":
-        return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=nesterov, **options)
-    return torch.optim.AdamW(model.parameters(), betas=betas, fused=True, **options)
+        return torch.optim.SGD(model.parameters(), momentum=0.9, **options)
+    return torch.optim.AdamW(model.parameters(), betas=BETAS, fused=True, **options)
 
 
 def rate_of(update, switch, updates, peak):
@@ -265,7 +260,7 @@ def pretrain(args):
                 run.metrics.add(len(usable) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
                                 match=agreement(log_p, targets), match_h=agreement(log_q, wanted))
             parallel.add_gradients(model)
-            norm = clip_grad_norm_(model.parameters(), recipe.clip)
+            norm = clip_grad_norm_(model.parameters(), recipe.max_norm)
             optimizer.step()
             if run.after(update + 1, norm, model, optimizer):
                 break
@@ -281,7 +276,7 @@ class Recipe(NamedTuple):
     wanted: Callable              # of the targets, those of what h predicts
     optimizer: Callable           # of a stage
     rate: Callable                # its learning rate
-    clip: float                   # the most that the norm of the gradient may be
+    max_norm: float               # the most that the norm of the gradient may be
 
 
 def all_targets(targets, *draws):
@@ -292,19 +287,19 @@ def all_targets(targets, *draws):
 def recipe_of(args):
     """The Recipe of --recipe. With --order none its objective is `matching`."""
     if args.recipe == "release":
-        recipe = Recipe(draw=released_draw, features=released_features, targets=released_targets,
-                        objective=released_objective, wanted=missing_targets,
-                        optimizer=released_optimizer, rate=released_rate, clip=math.inf)
+        recipe = Recipe(draw=released_draw, features=release.clip_features,
+                        targets=release.soft_targets, objective=release.objective,
+                        wanted=release.missing_targets, optimizer=release.make_optimizer,
+                        rate=release.rate_of, max_norm=math.inf)
     else:
         recipe = Recipe(draw=draw, features=clip_features, targets=soft_targets,
                         objective=objective, wanted=all_targets, optimizer=make_optimizer,
-                        rate=rate_of, clip=1.0)
+                        rate=rate_of, max_norm=1.0)
     if args.order == "none":
         recipe = recipe._replace(objective=matching)
     return recipe
 
 
-# --- As the authors' code has it ---
 def released_draw(batch, dim, levels, rows, context, seed, update):
     """`draw` of the release: one missing clip of a video, and noise for each level of its chain.
 
@@ -316,62 +311,6 @@ def released_draw(batch, dim, levels, rows, context, seed, update):
     observed, read = draw_rows(batch, rows, context, generator)
     video = torch.arange(batch)
     return noise, j, observed[video, j], read[video, j]
-
-
-def released_objective(model, clips, targets, noise, j, observed, read):
-    """`objective` of the release, of B videos; noise (B, T, D), j (B,), observed and read (B, N).
-
-    h goes through all levels in a chain. At the noisiest level it reads x_j^0, noised; at each
-    lower level, its previous prediction, noised again. No gradient passes through what is noised.
-    But x_j^0 as the target of L_MSE has one, and so trains f.
-
-        L = (sum_i H(p'_i, p(y_i | x_i)) + sum_t H(p'_j, p(y_j | x_hat_j(t)))) / (N + T)
-            + 1 / (T D) sum_t |x_hat_j(t) - x_j^0|^2
-
-    where x_hat_j(t) is the x_hat_j^0 that h predicts at level t.
-
-    The release has KL(p', p) = H(p', p) - H(p') in place of the cross entropy H. The gradient is
-    the same, since nothing that is trained is in H(p').
-
-    Returns: the three parts of L, of each video, (B,): of L_XE, of L_MSE and of L_MC, the first and
-    the last as they are weighted here; log p of Eq. 6, of x (B, N, K) and of x_hat (B, T, K).
-    """
-    B, N = clips.shape[:2]
-    T = len(model.alpha_bar)
-    x = model.encode(clips.flatten(0, 1)).unflatten(0, (B, N))             # x_i = f(v_i)
-    log_p = match(x, model.phrases, model.tau)                             # Eq. 6
-    x0 = x[torch.arange(B, device=x.device), j]                            # (B, D), with gradient
-    context = (model.scale * x).take_along_dim(read[..., None], 1)         # (B, N, D)
-    z_hat, predicted = model.scale * x0, []                # what is noised at the noisiest level
-    for t in reversed(range(T)):
-        zt = add_noise(z_hat.detach(), noise[:, t], model.alpha_bar[t])
-        z_hat = model.denoiser(zt, context, observed, j, torch.full_like(j, t)).float()    # Eq. 5
-        predicted.append(z_hat)
-    x_hat = torch.stack(predicted, 1) / model.scale                        # (B, T, D)
-    log_q = match(x_hat, model.phrases, model.tau)                         # Eq. 6, of x_hat
-    wanted = missing_targets(targets, noise, j)                            # (B, 1, K)
-    xe = cross_entropy(targets, log_p).sum(1) / (N + T)                    # N of N + T rows
-    mse = (x_hat - x0[:, None]).pow(2).mean((1, 2))
-    mc = cross_entropy(wanted, log_q).sum(1) / (N + T)                     # the other T
-    return xe, mse, mc, log_p, log_q
-
-
-def missing_targets(targets, noise, j, *draws):
-    """The soft targets of what h predicts in `released_objective`: of clip j, (B, 1, K), the same
-    for all levels."""
-    return targets.take_along_dim(j[:, None, None], 1)
-
-
-def released_optimizer(model, stage):
-    """`make_optimizer` of the release: Nesterov's momentum, and AdamW's usual betas."""
-    return make_optimizer(model, stage, (0.9, 0.999), nesterov=True)
-
-
-def released_rate(update, switch, updates, peak):
-    """`rate_of` of the release: no rise, and cut to a tenth twice in each stage."""
-    if update < switch:
-        return stepped_rate(update, 0, switch, SGD_LR, SGD_CUTS)
-    return stepped_rate(update, switch, updates, peak, ADAMW_CUTS)
 
 
 # --- The command line ---
@@ -387,7 +326,7 @@ def parse(argv=None):
     encoder = peek(argv, "--encoder", kind.encoder)
     add_flags(parser, kind, size, encoder)
     if peek(argv, "--recipe") == "release":
-        parser.set_defaults(**RELEASED)
+        parser.set_defaults(**release.FLAGS)
     add = add_run_flags(parser)
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
     add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")

@@ -180,13 +180,14 @@ def plot_task(figure, checkpoint):
 
 def draw_training(figure, model, clips, seen, said, shown):
     """Draw nine clips as training has them: what is said, which are missing and hidden, the lamps
-    of PAIR, and below each the step shown and the teacher's likeliest phrase."""
+    of look-alikes, and below each the step shown and the teacher's two likeliest phrases."""
     share, sentences = said
-    likeliest = soft_targets(seen, model.phrases, model.tau).max(-1)
+    likeliest = soft_targets(seen, model.phrases, model.tau).topk(2)
+    with_lamp = sum(grammar.LOOK_ALIKES, ())
     observed = draw(1, model.dim, 4, "release", "observed", 0, 0)[2][0, MISSING]
-    figure.suptitle("Training: what does the missing clip show? h reads the clips that are not "
-                    "hidden.\nBelow each clip: the step it shows; the teacher's likeliest phrase.",
-                    x=0.01, ha="left")
+    title = "Training: what does the missing clip show? h reads the clips that are not hidden.\n"
+    title += "Below each clip: the step it shows; the teacher's two likeliest phrases."
+    figure.suptitle(title, x=0.01, ha="left")
     for i, axes in enumerate(figure.subplots(1, len(clips))):
         sentence = fill(f"“{sentences[share[i].argmax()]}”", 14, max_lines=6, placeholder=" ...")
         axes.set_title(f"clip {i + 1}\n{sentence}", fontsize=7.5)
@@ -197,12 +198,14 @@ def draw_training(figure, model, clips, seen, said, shown):
             opaque, mark = 0.12, "hidden"
         axes.imshow(clips[i, 2].permute(1, 2, 0).numpy(), alpha=opaque)
         axes.text(16, 16, mark, ha="center", va="center", fontsize=size)
-        if shown[i] in PAIR:                               # a square around the lamp
+        if shown[i] in with_lamp:                          # a square around the lamp
             edge = LAMP_SIZE - 0.5
             axes.plot([0, edge, edge, 0, 0], [0, 0, edge, edge, 0], color="white", linewidth=1)
         axes.set(xticks=[], yticks=[])
-        axes.set_xlabel(f"{shown[i] or 'no step'}\n{grammar.PHRASES[likeliest.indices[i]]}"
-                        f"\n{likeliest.values[i]:.0%}", fontsize=7.5)
+        label = shown[i] or "no step"
+        for p, k in zip(likeliest.values[i], likeliest.indices[i]):
+            label += f"\n{grammar.PHRASES[k]} {p:.0%}"
+        axes.set_xlabel(label, fontsize=7.5)
 
 
 def next_steps(model, x, texts, shown):

@@ -294,7 +294,7 @@ def test_a_task_without_labels(trained, here, capsys, monkeypatch):
     assert "right" not in found and found["classes"] is None and found["history"] is None
     assert "cut off" in fails(capsys, *score, "--checkpoint", trained / "diffusion")
     line = fails(capsys, *score, *flags, trained / "none")
-    assert "of --order none" in line and "--stage finetune" not in line
+    assert "trained without h" in line and "--stage finetune" not in line
     line = fails(capsys, "train.py", "--stage", "finetune", "--task", "direction")
     assert "--task direction: cannot be fine-tuned" in line
 

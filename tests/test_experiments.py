@@ -177,7 +177,7 @@ def test_the_charts_are_drawn(drawn, here, trained, monkeypatch):
     said = ["".join(text.get_text() for text in axes.texts) for axes in clips]
     assert len(said) == 9 and {*said[:charts.MISSING]} == {""} and said[charts.MISSING] == "?"
     assert [axes.images[0].get_alpha() < 1 for axes in clips] == [bool(text) for text in said]
-    assert all(re.match(r".+\n.+\n\d+%$", axes.get_xlabel()) for axes in clips)
+    assert all(re.match(r".+\n.+ \d+%\n.+ \d+%$", axes.get_xlabel()) for axes in clips)
     shown = [axes.get_xlabel().split("\n")[0] for axes in clips]
     assert [len(axes.lines) for axes in clips] == [name in charts.PAIR for name in shown]
     assert {*charts.PAIR} <= {*shown}                      # each with a square around its lamp

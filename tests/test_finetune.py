@@ -119,7 +119,7 @@ def test_each_task_has_its_settings(trained, here, capsys, monkeypatch):
     monkeypatch.setattr(finetune, "clip_grad_norm_", lambda parameters, most: (
         clips.append(most) or clip(parameters, most)))
     monkeypatch.setitem(finetune.SETTINGS, "forecast", finetune.Settings(
-        epochs=1., decay=.25, clip=.5))
+        epochs=1., decay=.25, max_norm=.5))
     for task, decay, most in ("forecast", .25, .5), ("classify", 1e-2, float("inf")):
         flags = *TUNE, "--task", task, "--init", trained / "diffusion", "--out", task
         if task == "classify":

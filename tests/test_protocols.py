@@ -123,7 +123,7 @@ def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys, monkeypa
     weights.save("other.pt", model)
     epic = "--data", "epic", "--annotations", "other.pt", "--videos", "."
     for checkpoint, flags, words in (
-            ("none", ("--task", "forecast"), "--order none"),
+            ("none", ("--task", "forecast"), "without h"),
             ("mask", ("--task", "activity"), "is not fine-tuned"),
             ("mask", ("--data", "coin"), "required: --videos, --annotations"),
             ("mask", ("--videos", "x"), "--videos: --data toy has no such flag"),

@@ -17,7 +17,8 @@ import train
 import weights
 from data import NarratedVideos
 from diffusion import released_levels
-from pseudo_labels import released_features, released_targets, soft_targets
+from pseudo_labels import soft_targets
+from support import release
 from support.run import stepped_rate
 from support.workers import epoch_order
 from toy.__main__ import export
@@ -69,7 +70,7 @@ def test_the_released_objective_by_loops(float64, order, rows, context):
     scale left out."""
     model, v, targets = tiny(order)
     given = v, targets, *train.released_draw(2, 16, 3, rows, context, 0, 7)
-    xe, mse, mc, log_p, log_q = train.released_objective(model, *given)
+    xe, mse, mc, log_p, log_q = release.objective(model, *given)
     assert log_p.shape == (2, 9, 5) and log_q.shape == (2, 3, 5)
     ours, slow = (xe + mse + mc).mean(), slow_release(model, *given)
     torch.testing.assert_close(ours, slow, rtol=1e-5, atol=1e-5)
@@ -111,11 +112,11 @@ def test_the_targets_of_the_release_by_loops():
     assert (spoken.norm(dim=-1) - 1).abs().min() > .05         # else nothing would be tested
     for targets, expected in (("vision", seen), ("narration", spoken),
                               ("both", (seen + spoken) / 2)):
-        features = released_features(teacher, seen, said, targets)
+        features = release.clip_features(teacher, seen, said, targets)
         torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
     for K in 12, 3:
         phrases = draw(K, 64).float().requires_grad_()
-        p, kept = soft_targets(seen, phrases, .3), released_targets(seen, phrases, .3)
+        p, kept = soft_targets(seen, phrases, .3), release.soft_targets(seen, phrases, .3)
         assert not kept.requires_grad
         for row, whole in zip(kept, p):
             best = sorted(range(K), key=whole.tolist().__getitem__)[-5:]
@@ -127,7 +128,7 @@ def test_the_targets_of_the_release_by_loops():
 def test_rates_are_cut_where_the_release_cuts_them():
     """Catches: a rise; a cut one update late, or by rounding; the cuts of the other stage."""
     peak = train.SGD_LR
-    rates = [train.released_rate(update, 50, 300, .1) for update in range(300)]
+    rates = [release.rate_of(update, 50, 300, .1) for update in range(300)]
     assert rates[:50] == pytest.approx([peak] * 20 + [peak / 10] * 20 + [peak / 100] * 10)
     assert rates[50:] == pytest.approx([.1] * 150 + [.01] * 80 + [.001] * 20)
     for name, cuts in ("classify", (11, 14, 15)), ("forecast", (22, 28, 30)), (
@@ -159,10 +160,10 @@ def test_an_update_of_the_release(trained, here, capsys):
     drawn = train.released_draw(6, 64, 4, "release", "observed", 3, 0)
     for place, video in enumerate(videos):
         read = NarratedVideos(source, 3, sentences=True)[0, video, place]
-        features = released_features(teacher, read.seen, [read.said])
-        targets = released_targets(features, before.phrases, 0.045)[None]
+        features = release.clip_features(teacher, read.seen, [read.said])
+        targets = release.soft_targets(features, before.phrases, 0.045)[None]
         part = [one[place:place + 1] for one in drawn]
-        rows.append(torch.cat(train.released_objective(before, read.clips[None], targets,
+        rows.append(torch.cat(release.objective(before, read.clips[None], targets,
                                                        *part)[:3]))
     terms = torch.stack(rows).mean(0)
     assert [row["xe"], row["mse"], row["mc"]] == pytest.approx(terms.tolist(), rel=1e-4)
