@@ -169,8 +169,9 @@ class Source:
 
     def open(self, pictures, teacher, narrated=False):
         """Prepare to read clips of `videos`. pictures: what f reads, Pictures; teacher: the one
-        that looks at the clips, or None; narrated: clips will be those of `sentence_windows` alone.
-        Narrations and durations can be read before."""
+        that looks at the clips, or None, whose `size` is the side of the pictures it takes, in
+        pixels; narrated: clips will be those of `sentence_windows` alone. Narrations and durations
+        can be read before."""
 
     def narration(self, i):
         """What is said in video i: [(start s, end s, text), ...], by start, each with words; [] if
