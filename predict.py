@@ -83,8 +83,8 @@ def observe(source, model, at, left):
         end = at
     elif source.truth:
         end = source.truth.place_to_stop(left)
-    require(0 < end <= length, f"--at {end:g}: must be above 0; {source.videos[0].name} ends at "
-            f"{length:.1f} s")
+    require(0 < end <= length, f"--at {end:g}: must be above 0 and at most {length:.1f}, the end "
+            f"of {source.videos[0].name}")
     windows = history_windows(end, history_of(model)[1])
     clips, _ = source.clips(0, windows)
     return windows, clips

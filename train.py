@@ -225,7 +225,8 @@ def pretrain(args):
     if run.checkpoint:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
     if rank == 0:
-        print(f"{count} videos, clips {model.config.spacing:.1f} s apart; on {device}")
+        print(f"{count} videos, clips {model.config.spacing:.1f} s apart, {updates} updates; on "
+              f"{device}")
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7. A video that cannot
     #    be read adds nothing.

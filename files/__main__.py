@@ -164,8 +164,8 @@ def check(args):
         facts["without_captions_ids"] = unheard if source.paths else None
     print(json.dumps(facts, indent=2))
     if source.captions is not None:
-        print("good: clips_per_video of 9 or more, for nine are read at once; clips about a step "
-              "apart, by --stride; no unreadable ids")
+        print("What is good: clips_per_video of 9 or more, for nine are read at once; clips about "
+              "a step apart, by --stride; no unreadable ids.")
     if args.json:
         write_json(args.json, facts)
     if source.paths:

@@ -55,7 +55,9 @@ def narrated_texts(captions, wrong):
 
 
 def collect(args):
-    """Write the file of phrases. args: see __main__.py. InputError if spaCy is not installed."""
+    """Write the file of phrases. args: see __main__.py. InputError if spaCy is not installed, or if
+    the file exists: it may have been edited by hand."""
+    require(not args.out.exists(), f"--out {args.out}: exists; give another name")
     try:
         import spacy
         nlp = spacy.load(SPACY_MODEL, exclude=["ner"])

@@ -39,7 +39,7 @@ def find_videos(folder):
         first = found.setdefault(video_name(path), path)
         require(first == path or first.samefile(path), f"{first} and {path}: two files of one id; "
                 "rename one")
-    require(found, f"{folder}: no such folder, or it holds no {', '.join(VIDEO_SUFFIXES)}")
+    require(found, f"{folder}: not there, or a folder without {', '.join(VIDEO_SUFFIXES)}")
     return found
 
 

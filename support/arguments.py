@@ -48,11 +48,32 @@ class Parser(argparse.ArgumentParser):
                 told = self.whose(unknown[0].split("=")[0])
                 require(not told, told)
             self.error(f"unknown: {' '.join(unknown)}; see --help")
+        for name in "json", "figure":
+            require_output(found, name)
         return found
 
     def error(self, message):
         """Raise InputError."""
         raise InputError(message)
+
+
+def require_output(args, name):
+    """InputError if the file that a flag names must not be overwritten: a folder, a file that the
+    command reads, or, of --json, one that is no .json."""
+    path = getattr(args, name, None)
+    if path is None or not path.exists():
+        return
+    require(not path.is_dir(), f"--{name} {path}: is a folder")
+    if name == "json" and path.is_file():
+        require(path.suffix == ".json", f"--json {path}: exists and is no .json file; give another "
+                "name")
+    for flag, values in vars(args).items():
+        if not isinstance(values, list):
+            values = [values]
+        for value in values:
+            if flag != name and isinstance(value, Path):
+                require(value.resolve() != path.resolve(), f"--{name} {path}: the command reads "
+                        "this file")
 
 
 def peek(argv, flag, default=None):

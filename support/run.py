@@ -205,7 +205,8 @@ class Run:
             told = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
             path = self.create("left_out.json")
             write_json(path, left_out)
-            print(f"of {len(self.source.listed)} videos are left out: {told}; see {path}")
+            print(f"{len(left_out)} of {len(self.source.listed)} videos are left out: {told}; see "
+                  f"{path}")
         if self.tensorboard:
             before = set(self.out.glob(EVENTS))
             self.writer = self.tensorboard(str(self.out), purge_step=self.first + 1)

@@ -72,6 +72,8 @@ def test_phrases_are_counted_and_sorted(tmp_path, monkeypatch, capsys):
     call("files", *flags, "--min-count", "1")
     assert load_phrases(pool) == [
         "take off covers", "add salt", "put link in box", "take no salt from it"]
+    assert "exists; give another name" in fails(capsys, "files", *flags)
+    pool.unlink()
     (captions / "c.csv").write_text("no narration")    # promise 21: one of three is above 5 %
     assert "3 narrations, 1 unreadable" in fails(capsys, "files", *flags, "--min-count", "1")
 

@@ -135,6 +135,18 @@ def test_look_alikes_that_labels_or_ones_own_steps_tell_apart(trained, here):
     assert [row["share"] for row in truth["futures"]] == [.75, 0]
 
 
+def test_json_never_replaces_what_is_read(trained, here, capsys):
+    """Catches: a video, a list of steps, a checkpoint or labels lost by a slip."""
+    Path("steps.json").write_text("add salt\nmelt butter\n")
+    Path("a.mp4").write_bytes(b"a video")
+    for name, words in (("steps.json", "the command reads this file"), (".", "is a folder"),
+                        ("a.mp4", "exists and is no .json file")):
+        line = fails(capsys, "predict.py", "a.mp4", "--checkpoint", trained / "diffusion",
+                     "--steps", "steps.json", "--json", name)
+        assert f"--json {name}: {words}" in line
+    assert Path("steps.json").read_text() == "add salt\nmelt butter\n"
+
+
 def test_a_video_file_and_steps_of_ones_own(trained, here, drawn, capsys):
     """Catches: another part of the video, a warning not given."""
     write_video(here / "v.mp4", render(grammar.make_video("test", 3)))
@@ -151,7 +163,8 @@ def test_a_video_file_and_steps_of_ones_own(trained, here, drawn, capsys):
     assert Path("a.svg").read_bytes().startswith(b"<?xml")
     assert "without h" in content["warning"] and content["next"] == content["futures"] == []
     for argv in (("v.mp4", "--at", "500"), ("v.mp4", "--at", "0"), ("--seed", "3", "--at", "1e9")):
-        assert " ends " in fails(capsys, "predict.py", *argv, "--checkpoint", checkpoint)
+        line = fails(capsys, "predict.py", *argv, "--checkpoint", checkpoint)
+        assert "must be above 0 and at most" in line
 
 
 def test_a_model_that_is_fine_tuned_to_forecast(trained, here, capsys):
