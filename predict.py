@@ -223,6 +223,8 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
                     the checkpoint is fine-tuned to, or the steps of the toy world.
         at:         s, where the observed part ends.
         name:       id of a video, if `video` is a file of features.
+    A model that is fine-tuned for forecasts names the windows by Eq. 6, and what comes next by its
+    classifier.
     Raises:  InputError, OSError or FloatingPointError, where the command would end with an error.
     """
     # 1. The checkpoint, the video, the steps to choose among.

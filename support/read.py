@@ -64,12 +64,12 @@ def video_name(path):
 
 # --- Phrases, and names of classes ---
 def load_phrases(path):
-    """The phrases of a pool, one a line: `phrase`, or `phrase,count,concreteness` as released. A
-    header is left out."""
+    """The phrases of a pool, one per line: `phrase`, or `phrase,count,concreteness` as released. A
+    header and empty lines are left out."""
     lines = read_text(path).rstrip().split("\n")
     phrases = []
     for number, line in enumerate(lines, start=1):
-        if number == 1 and line.startswith("phrase,"):
+        if not line.strip() or (number == 1 and line.startswith("phrase,")):
             continue
         phrase = line.strip()
         counted = COUNTED.fullmatch(phrase)

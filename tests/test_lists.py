@@ -93,7 +93,7 @@ def test_names_phrases_and_ids(tmp_path):
     """Catches: equal names joined, a name's commas, numbers or marks cut or refused; a phrase's
     commas cut, its count kept; a suffix in an id; accents apart."""
     for text in ("stir\nput honey, oil\nstir", "stir,28,5.0\nput honey, oil,5,\nstir,1,0",
-                 'phrase,count\nstir,1,\n"put honey, oil",2,3.5\n stir \n\n'):
+                 'phrase,count\nstir,1,\n\n"put honey, oil",2,3.5\n stir \n\n'):
         assert load_phrases(written(tmp_path, text)) == ["stir", "put honey, oil", "stir"]
     assert load_phrases(written(tmp_path, "set oven to 1,5\n2 eggs\nadd 1,5 cups\n")) == [
         "set oven to 1,5", "2 eggs", "add 1,5 cups"]
