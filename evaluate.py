@@ -529,7 +529,9 @@ def parse(argv=None):
     add("--json", type=Path, help="also write the numbers here")
     add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
     args = parser.parse_args(argv)
-    if args.task != "features":
+    if args.task == "features":
+        require(args.out.suffix == ".npz", f"--out {args.out}: must end in .npz")
+    else:
         name = task_name(args)
         args.task = TASKS[name].word or name
     refuse_flags(args, parser, argv)

@@ -171,9 +171,9 @@ def sample_in_turn(model, x, texts, noise, counts=None):
     these, by the sums of p.
     """
     log_p = []
-    history = x.expand(noise.shape[1], -1, -1)                                # (Q, N, D)
+    history = x.expand(noise.shape[1], -1, -1)                                 # (Q, N, D)
     for eps in noise.to(x.device):
-        x_hat = model.forecast_next(history, eps[:, None])                    # (Q, 1, D)
+        x_hat = model.forecast_next(history, eps[:, None])                     # (Q, 1, D)
         log_p.append(match_labels(model, x_hat[:, 0], texts))                  # (Q, S)
         history = torch.cat([history, functional.normalize(x_hat, dim=-1)], 1)
         history = history[:, -(CLIPS - 1):]

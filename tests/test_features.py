@@ -152,6 +152,7 @@ def test_features_of_videos(trained, here, capsys):
         path.write_bytes(b"damaged")
     assert "2 of 2 videos are unreadable" in fails(capsys, "evaluate.py", *flags)
     assert "required: --videos" in fails(capsys, "evaluate.py", *flags[:2])
+    assert "must end in .npz" in fails(capsys, "evaluate.py", *flags, "--out", path)
     call("evaluate.py", *flags[:2], *flags[4:], "--data", "toy", "--toy-videos", "1", "--split",
          "train", "--out", "toy.npz")
     assert [*find_rows("toy.npz")] == ["train_00000"]
