@@ -355,6 +355,6 @@ def test_a_flag_of_another_task_is_refused(here, capsys, task, flags):
         line = fails(capsys, "evaluate.py", "--task", *task.split(), *flag.split())
         assert flag.split()[0] in line and f"has no effect on --task {task.split()[0]}" in line
     kept = {"forecast": "--repeats 2 --oracle 3 --min-steps 3 --history paper --json F",
-            "features --videos .": "--out F"}.get(task, "--split train --json F --toy-videos 3")
+            "features --videos .": "--out F.npz"}.get(task, "--split train --json F --toy-videos 3")
     assert evaluate.parse(["--task", *task.split(), *kept.split()]).task == task.split()[0]
     assert not (here / "F").exists()
