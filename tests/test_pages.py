@@ -33,17 +33,25 @@ def test_the_commands_of_the_pages_parse(line, monkeypatch):
     importlib.import_module(script.removesuffix(".py")).parse(argv)
 
 
+def anchors(path):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#+ (.+)$", path.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
 def test_what_a_page_names_exists(page):
-    """Catches: a function, a test, a page or a picture that was renamed or moved."""
+    """Catches: a function, a test, a page, a heading or a picture that was renamed or moved."""
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("*.py"))
     for name in re.findall(r"`(test_\w+)`", TEXTS[page]):
         assert f"def {name}(" in tests, name
     for file, name in re.findall(r"`([\w/]+\.py):(\w+)`", TEXTS[page]):
         body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
         assert name in {node.name for node in body if hasattr(node, "name")}, name
-    for link in re.findall(r"\]\(([^():#]+)[)#]", TEXTS[page]):
-        assert page.parent.joinpath(link).exists(), link
+    for link, anchor in re.findall(r"\]\(([^():#]*)#?([^():]*)\)", TEXTS[page]):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
 
 
 def test_the_lines_of_python(trained, here):
