@@ -47,9 +47,14 @@ class Video(NamedTuple):
 
 class Pictures(NamedTuple):
     """What f reads of a window."""
-    size: int                          # side of a picture, pixels; 0: features
+    image: int                         # side of a picture, pixels; 0: features
     frames: int                        # F
     seconds: float | None = None       # only the middle of the window; None: all
+
+    @classmethod
+    def of(cls, encoder):
+        """What an Encoder reads."""
+        return cls(encoder.image, encoder.frames, encoder.seconds)
 
 
 class Encoder(Protocol):
@@ -71,25 +76,12 @@ class Encoder(Protocol):
         """
 
 
-def pictures_of(encoder):
-    """What an Encoder reads of a window: Pictures."""
-    return Pictures(encoder.image, encoder.frames, encoder.seconds)
-
-
 class Unreadable(ValueError):
     """A video that cannot be used, and why. It is counted, named and left out."""
 
 
 class LeftOut(Unreadable):
-    """A video that is not used, by --skip or since nothing is said in it. It is never counted."""
-
-
-class Silent(LeftOut):
-    """A video without words. It is also reported."""
-
-
-class Skipped(LeftOut):
-    """A video of --skip, which is never opened."""
+    """A video that is not used: by --skip, or since nothing is said in it. It is never counted."""
 
 
 class Lists(NamedTuple):
@@ -197,10 +189,10 @@ class Source:
         return self.duration(i)
 
     def require_used(self, i):
-        """Raise Skipped if video i is not to be opened."""
+        """Raise LeftOut if video i is not to be opened."""
         kind, reason = self.left_out.get(self.videos[i].name, ("used", ""))
         if kind == "skipped":
-            raise Skipped(reason)
+            raise LeftOut(reason)
 
 
 class Example(NamedTuple):
@@ -291,7 +283,7 @@ def clip_distance(source, stride, max_unreadable=1.0):
             source.require_used(i)
             tried += 1
             narration = source.narration(i)
-        except Skipped:
+        except LeftOut:
             continue
         except Unreadable as error:
             bad.append(error)
@@ -322,7 +314,7 @@ class Read(NamedTuple):
 
 class NarratedVideos(Dataset):
     """Nine consecutive clips of each narrated video. Item (epoch, video, place in a batch) -> Read;
-    raises Unreadable; Silent if nothing is said, Skipped for --skip.
+    raises Unreadable; LeftOut if nothing is said, or for --skip.
 
     All random draws depend only on (seed, epoch, video), not on how many processes, workers or
     micro-batches make a run.
@@ -344,7 +336,7 @@ class NarratedVideos(Dataset):
         rng = np.random.default_rng((ITEM, self.seed, epoch, video))
         narration = self.source.narration(video)
         if not narration:
-            raise Silent("no words")
+            raise LeftOut("no words")
         end = self.source.duration(video)
         narration = spoken(narration, end)
         windows = consecutive(sentence_windows(narration, end, rng, self.stride), rng)

@@ -59,25 +59,23 @@ class Denoiser(nn.Module):
     def forward(self, zt, z, observed, j, t):
         """Shapes in the header, N at most `clips` -> z_hat (B, D)."""
         B, N, _ = z.shape
-        row = torch.arange(B, device=z.device)
         is_missing = torch.arange(N, device=z.device) == j[:, None]                 # (B, N)
-        tokens = z.clone()                                                          # (B, N, D)
-        tokens[row, j] = zt                            # the true clip j is overwritten here
+        tokens = torch.where(is_missing[..., None], zt[:, None], z)     # no longer the true clip j
         tokens = tokens + self.role(is_missing.long()) + self.position.weight[:N]
         tokens = tokens + self.level(sinusoids(t, self.level[0].in_features))[:, None]
         bias = torch.zeros(B, N, device=z.device).masked_fill(~(observed | is_missing), -torch.inf)
         bias = bias.repeat_interleave(self.heads, 0)[:, None].expand(-1, N, -1)     # hides clips
         tokens = self.transformer(self.dropout(tokens), bias)                       # (B, N, D)
-        return tokens[row, j]                                                       # (B, D)
+        return tokens[torch.arange(B, device=z.device), j]                          # (B, D)
 
 
 class MaskedDenoiser(Denoiser):
     """h of the ablation "mask" (Table 4): it reads zeros in place of x_j^t, at the noisiest level.
 
-    The prediction depends on neither noise nor level, so one pass would do; sampling makes T.
+    The prediction depends on neither noise nor level, so one pass would do; sampling still makes T.
     """
 
     def forward(self, zt, z, observed, j, t):
-        """As in Denoiser."""
+        """See Denoiser.forward."""
         noisiest = torch.full_like(t, self.levels - 1)
         return super().forward(torch.zeros_like(zt), z, observed, j, noisiest)

@@ -30,10 +30,10 @@ NOISE = 2.0, 0.3          # first and last of `noise_levels`; it can decide whet
 
 
 def scale_of(dim):
-    """The constant c of z = c x.
+    """The scale of z = scale * x.
 
     Embeddings of f have length 1 and lie in a cone, so their coordinates vary by about
-    1 / (2 sqrt(D)) around their mean. Noise of variance 1 would bury them. With c = 2 sqrt(D) they
+    1 / (2 sqrt(D)) around their mean. Noise of variance 1 would bury them. With 2 sqrt(D) they
     vary by about 1, as latent diffusion scales its latents, and x_j^T is drawn from N(0, I).
     """
     return 2 * math.sqrt(dim)

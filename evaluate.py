@@ -11,7 +11,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and 4.4, a
 
 A `Task` defines what is measured: a class, and a line in TASKS. finetune.py fine-tunes a model for
 a task.
-M examples, N <= 8 clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
+M examples, N clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
 """
 import time
 from argparse import Namespace
@@ -34,9 +34,9 @@ from data import (
 )
 from diffusion import expectation
 from losses import match
-from model import match_labels
+from model import match_labels, merge
 from sources import (
-    SOURCES,
+    add_data_flags,
     data_set,
     history_of,
     open_labeled,
@@ -46,7 +46,7 @@ from sources import (
 )
 from support.arguments import (
     Parser,
-    add_data_flags,
+    add_checkpoint_flag,
     add_history_flag,
     add_run_flags,
     add_teacher_flags,
@@ -101,26 +101,16 @@ def score(model, x, n, texts, noise, batch):
 
 def counted_as(model, source, S):
     """The step that each of S steps counts as, (S,) int64: itself, but for look-alikes of the toy
-    world. Zero-shot, no label tells the two of a pair apart, so both count as the first."""
+    world. Zero-shot, no label tells the two of a pair apart, so both count as the first. This is
+    the `place` of model.merge."""
     if source.truth and not model.config.task:
         return source.truth.first
     return torch.arange(S)
 
 
-def merge(p, first):
-    """p (..., S) of steps, as they are counted: the sum of those that count as one, at the place of
-    the first. first (S,): as `counted_as` gives it."""
-    return torch.zeros_like(p).index_add_(-1, first, p)
-
-
-def merge_all(columns, first):
-    """`merge` of each of {name: p (..., S)}."""
-    return {name: merge(p, first) for name, p in columns.items()}
-
-
 # --- The tasks ---
-class Asked(NamedTuple):
-    """M examples of a task, as a model sees them, and all else that its lines are made of."""
+class Inputs(NamedTuple):
+    """M examples of a task, as a model sees them, and all else that its numbers are made of."""
     model: object                  # ProcedureModel
     x: torch.Tensor                # (M, N, D) f's embeddings of their clips
     n: torch.Tensor                # (M,) how many of the N clips each has
@@ -139,8 +129,8 @@ class Asked(NamedTuple):
 
 
 class Task:
-    """Something to measure, and maybe to fine-tune for. To add one, write a class that says what is
-    other than here, and a line of TASKS.
+    """Something to measure, and maybe to fine-tune for. To add one, write a subclass that overrides
+    what differs, and a line of TASKS.
 
     A data set can do a task if it `has` (sources.py) all that the task needs. A task that needs
     nothing has no labels. It can be done on any videos; its examples have the label None.
@@ -150,14 +140,14 @@ class Task:
     # What its data set must have: "steps" (labeled), "names" (texts of their classes),
     # "activities", "actions" (labeled by verb and noun).
     needs = ()
-    # Whether `examples` needs to know how long each video is; then the files are asked.
+    # Whether `examples` needs to know how long each video is; then the files are looked at.
     needs_length = False
     # Whether a model without h cannot do it.
     needs_h = False
-    # Whether h forecasts the clip after those of an example. Then `lines` is given log p of zero
+    # Whether h forecasts the clip after those of an example. Then `numbers` is given log p of zero
     # noise, and a tuned classifier reads what h forecasts; else it reads one of the clips.
     forecasts = False
-    # Which of FORECAST_FLAGS it takes. With "samples", `lines` is also given log p of samples.
+    # Which of FORECAST_FLAGS it takes. With "samples", `numbers` is also given log p of samples.
     flags = ()
     # What is printed for keys of the JSON that are its own: {key: words}.
     words = {}
@@ -178,11 +168,11 @@ class Task:
         whole list, not of a split alone, or None for a task without names."""
         return [len(names)]
 
-    def lines(self, asked):
-        """Asked -> the keys of the JSON that are the task's own.
+    def numbers(self, inputs):
+        """Inputs -> the keys of the JSON that are the task's own.
 
         "right", by support/metrics.py:pack, is what experiments/compare.py reads. In the toy world
-        `asked` has look-alikes apart; `counted_as` and `merge` make one step of two.
+        the inputs have look-alikes apart; `counted_as` and model.merge make one step of two.
         """
         raise NotImplementedError
 
@@ -195,66 +185,64 @@ class Forecast(Task):
     trained = "denoiser"
 
     def examples(self, videos, spacing, min_steps):
-        """As Task has it."""
         return forecast_examples(videos, spacing, min_steps)
 
-    def lines(self, asked):
-        """As Task has it. top1 is the mean over the draws of samples; what else is made of samples
-        is of the first draw."""
+    def numbers(self, inputs):
+        """See Task.numbers. "top1" is the mean over the draws of samples; all else that is made of
+        samples is of the first draw."""
         # 1. By zero noise; by the teacher, as the paper re-purposes CLIP; by what can be known.
-        Q, truth, S = asked.args.samples, asked.source.truth, asked.zero_noise.shape[1]
-        first = counted_as(asked.model, asked.source, S)
-        y, classes = first[asked.labels], len(first.unique())                      # y (M,)
-        clips = asked.seen.sum(1) / asked.n[:, None]                               # (M, D) means
-        p = {"zero_noise": asked.zero_noise.exp(),
-             "teacher": match(clips, asked.texts, asked.model.tau).exp().cpu()}    # (M, S) each
+        Q, truth, S = inputs.args.samples, inputs.source.truth, inputs.zero_noise.shape[1]
+        first = counted_as(inputs.model, inputs.source, S)
+        y, classes = first[inputs.labels], len(first.unique())                     # y (M,)
+        history = inputs.seen.sum(1) / inputs.n[:, None]                           # (M, D) means
+        teacher = match(history, inputs.texts, inputs.model.tau)                   # (M, S)
+        p = {"zero_noise": inputs.zero_noise.exp(), "teacher": teacher.exp().cpu()}
         if truth:
-            p |= truth.next_steps(asked.examples)
-        p = merge_all(p, first)
+            p |= truth.next_steps(inputs.examples)
+        p = {way: merge(q, first, S) for way, q in p.items()}
         right = each_correct(p, y)                                                 # (M,) bool each
         right["five_likeliest"] = topk_correct(p["zero_noise"], y, 5)
-        lines = {"classes": classes, "samples": Q, "draws": len(asked.samples)}
-        lines["baselines"] = {"random": 100 / classes, "teacher": percent(right["teacher"])}
-        lines["by_class"] = by_class(right["zero_noise"], asked.labels, S)
+        numbers = {"classes": classes, "samples": Q, "draws": len(inputs.samples)}
+        numbers["baselines"] = {"random": 100 / classes, "teacher": percent(right["teacher"])}
+        numbers["by_class"] = by_class(right["zero_noise"], inputs.labels, S)
 
         # 2. By samples: their mean (Eq. 11), and the best of them (Table 5), beside the best of as
         #    many draws from the softmax of zero noise.
-        drawn = [by_samples(log_p, y, first) for log_p in asked.samples]
+        drawn = [by_samples(log_p, y, first) for log_p in inputs.samples]
         p["expectation"], right["expectation"], right["oracle"] = drawn[0]
         chance, right["oracle_softmax"] = draw_correct(p["zero_noise"], y, Q)
-        draws = {"zero_noise": [percent(right["zero_noise"])], "expectation": [], "oracle": [],
+        draws = {"zero_noise": [percent(right["zero_noise"])],
+                 "expectation": [percent(of_mean) for _, of_mean, _ in drawn],
+                 "oracle": [percent(best) for _, _, best in drawn],
                  "oracle_softmax": [percent(chance)]}
-        for _, of_mean, best in drawn:
-            draws["expectation"].append(percent(of_mean))
-            draws["oracle"].append(percent(best))
-        lines["top1"] = {way: mean(shares) for way, shares in draws.items()}
-        lines["top1_std"] = None
-        if len(asked.samples) > 1:
-            lines["top1_std"] = {way: deviation(shares) for way, shares in draws.items()}
-        lines["top5"] = {"zero_noise": percent(right["five_likeliest"]),
+        numbers["top1"] = {way: mean(shares) for way, shares in draws.items()}
+        numbers["top1_std"] = None
+        if len(inputs.samples) > 1:
+            numbers["top1_std"] = {way: deviation(shares) for way, shares in draws.items()}
+        numbers["top5"] = {"zero_noise": percent(right["five_likeliest"]),
                          "expectation": percent(topk_correct(p["expectation"], y, 5))}
 
         # 3. Where the truth is known, by places and parts.
-        lines["truth"] = lines["by_place"] = lines["new"] = None
+        numbers["truth"] = numbers["by_place"] = numbers["new"] = None
         parts = {}
         if truth:
-            parts = truth.parts(asked.labels)
-            parts["new"] = truth.is_new(asked.examples)
+            parts = truth.parts(inputs.labels)
+            parts["new"] = truth.is_new(inputs.examples)
             known = {"exact": right["exact"], "set": right["set"]}
-            lines["truth"] = percents(known)
+            numbers["truth"] = percents(known)
             known["zero_noise"] = right["zero_noise"]
-            lines["by_place"] = truth.by_place(known, asked.examples)
-            lines["new"] = share_of(known, parts["new"])
-        lines["right"] = pack(right, asked.names(), parts)
-        return lines
+            numbers["by_place"] = truth.by_place(known, inputs.examples)
+            numbers["new"] = share_of(known, parts["new"])
+        numbers["right"] = pack(right, inputs.names(), parts)
+        return numbers
 
 
 def by_samples(log_p, y, first):
     """Forecasts of the steps y (M,) by samples, log p (M, Q, S) -> p (M, S) of their mean (Eq. 11);
     whether its likeliest step is right, (M,) bool; and whether that of a sample is, which an oracle
-    picks (Table 5), (M,) bool. first (S,): as in `merge`."""
-    p = merge(expectation(log_p), first)
-    likeliest = merge(log_p.exp(), first).argmax(-1)                               # (M, Q)
+    picks (Table 5), (M,) bool. first (S,): as `counted_as` gives it."""
+    p = merge(expectation(log_p), first, len(first))
+    likeliest = merge(log_p.exp(), first, len(first)).argmax(-1)                   # (M, Q)
     return p, topk_correct(p, y), (likeliest == y[:, None]).any(1)
 
 
@@ -269,31 +257,30 @@ class Classify(Task):
     trained = "classifier"
 
     def examples(self, videos, spacing, min_steps):
-        """As Task has it."""
         return classify_examples(videos, VIEWS, CLIP_SECONDS)
 
-    def lines(self, asked):
-        """As Task has it."""
-        truth, labels = asked.source.truth, asked.labels
-        ours = match_labels(asked.model, asked.x, asked.texts)                     # (M, 3, S)
-        teacher = match(asked.seen, asked.texts, asked.model.tau)
+    def numbers(self, inputs):
+        truth, labels = inputs.source.truth, inputs.labels
+        ours = match_labels(inputs.model, inputs.x, inputs.texts)                     # (M, 3, S)
+        teacher = match(inputs.seen, inputs.texts, inputs.model.tau)
         p = {"ours": ours.exp().mean(1).cpu(), "teacher": teacher.exp().mean(1).cpu()}     # (M, S)
         S = p["ours"].shape[1]
-        first = counted_as(asked.model, asked.source, S)
-        y, parts, merged = first[labels], {}, merge_all(p, first)
+        first = counted_as(inputs.model, inputs.source, S)
+        y, parts = first[labels], {}
+        merged = {name: merge(q, first, S) for name, q in p.items()}
         right = each_correct(merged, y)                                            # (M,) bool each
-        lines = accuracies(merged, y)
-        lines["classes"] = len(first.unique())
-        lines["by_class"] = by_class(right["ours"], labels, S)
-        lines["held_out"] = lines["look_alikes"] = None
+        numbers = accuracies(merged, y)
+        numbers["classes"] = len(first.unique())
+        numbers["by_class"] = by_class(right["ours"], labels, S)
+        numbers["held_out"] = numbers["look_alikes"] = None
         if truth:
             parts = truth.parts(labels)
             apart = {name: truth.told_apart(q, labels) for name, q in p.items()}
-            lines["held_out"] = percents(right, parts["held_out"])
-            lines["look_alikes"] = percents(apart, parts["look_alikes"])
+            numbers["held_out"] = percents(right, parts["held_out"])
+            numbers["look_alikes"] = percents(apart, parts["look_alikes"])
             right["look_alikes"] = apart["ours"]
-        lines["right"] = pack(right, asked.names(), parts)
-        return lines
+        numbers["right"] = pack(right, inputs.names(), parts)
+        return numbers
 
 
 class Activity(Task):
@@ -303,12 +290,10 @@ class Activity(Task):
     trained = "denoiser"
 
     def examples(self, videos, spacing, min_steps):
-        """As Task has it."""
         return activity_examples(videos)
 
-    def lines(self, asked):
-        """As Task has it."""
-        return accuracies({"ours": asked.zero_noise}, asked.labels)
+    def numbers(self, inputs):
+        return accuracies({"ours": inputs.zero_noise}, inputs.labels)
 
 
 class Actions(Task):
@@ -320,18 +305,15 @@ class Actions(Task):
     frames = EPIC_FRAMES
 
     def examples(self, videos, spacing, min_steps):
-        """As Task has it."""
         return classify_examples(videos, EPIC_VIEWS, EPIC_SECONDS)
 
     def classes(self, videos, names):
-        """As Task has it."""
         return [VERBS, NOUNS]
 
-    def lines(self, asked):
-        """As Task has it."""
-        log_p = asked.model.classify(asked.x)                  # (M, 10, verbs), (M, 10, nouns)
+    def numbers(self, inputs):
+        log_p = inputs.model.classify(inputs.x)                  # (M, 10, verbs), (M, 10, nouns)
         verb, noun = [q.exp().mean(1).cpu() for q in log_p]
-        v, u = asked.labels.T                                  # (M,) each
+        v, u = inputs.labels.T                                  # (M,) each
         verbs, nouns = accuracies({"verb": verb}, v), accuracies({"noun": noun}, u)
         best = []
         for p, q in zip(verb, noun):
@@ -453,13 +435,13 @@ def evaluate(args):
             samples.append(score(model, x, n, texts, noise, args.batch))           # (M, Q, S)
 
     # 3. What the task makes of it.
-    asked = Asked(model, x, n, seen, texts, labels, examples, source, args, zero_noise,
-                  tuple(samples))
+    inputs = Inputs(model, x, n, seen, texts, labels, examples, source, args, zero_noise,
+                    tuple(samples))
     with torch.no_grad():
-        lines = task.lines(asked)
+        numbers = task.numbers(inputs)
     content = measured(args, model, source, history)
     content |= {"listed": listed, "evaluated": len(examples), "unreadable": len(unreadable)}
-    content |= lines
+    content |= numbers
     content["warning"] = "; ".join(filter(None, warnings)) or None
     content["seconds"] = time.perf_counter() - began
     return content
@@ -505,7 +487,7 @@ def parse(argv=None):
     data = "toy"
     if peek(argv, "--task") == "features":
         data = "howto100m"                                 # a folder of videos
-    add_data_flags(parser, argv, list(SOURCES), data_set, "evaluate", data)
+    add_data_flags(parser, argv, "evaluate", data)
 
     add = parser.add_argument_group("what is measured").add_argument
     add("--task", help="what to measure: forecast, classify or activity (default: forecast; epic: "
@@ -520,8 +502,7 @@ def parse(argv=None):
         "mean and deviation (Table 5)")
 
     add = parser.add_argument_group("model").add_argument
-    add("--checkpoint", type=Path, help="a run folder, a checkpoint file, or a published one "
-        "(default: runs/pretrain, else the checkpoint that comes with the code)")
+    add_checkpoint_flag(add)
     add_teacher_flags(add)
 
     add = add_run_flags(parser)

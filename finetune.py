@@ -19,8 +19,9 @@ trained.
     EPIC      the same                 AdamW 1e-4, stepped at epochs    AdamW, 1e-4 as above,
                                        0, 30, 40 of 50; decay 5e-2;     50 epochs; decay 5e-2
                                        MixUp, RandAugment
-What is trained is said by a Task (evaluate.py); the settings are in SETTINGS. `--recipe release`
-takes those in RELEASED. The gradient passes through all T passes of `sample`; a tenth of the values
+
+A Task (evaluate.py) says what is trained, and SETTINGS how; with `--recipe release`, RELEASED does.
+The gradient passes through all T passes of `sample`; a tenth of the values
 of h's tokens is dropped.
 N clips of an example, B examples per update, S classes, D embedding.
 """
@@ -44,10 +45,10 @@ from data import LABELS
 from evaluate import TASKS, examples_of, task_name
 from losses import TAU
 from model import Config, clips_at_once
-from sources import SOURCES, clip_of, data_set, history_of, open_labeled, open_teacher
+from sources import add_data_flags, clip_of, data_set, history_of, open_labeled, open_teacher
 from support.arguments import (
     Parser,
-    add_data_flags,
+    add_folder_flags,
     add_history_flag,
     add_run_flags,
     add_teacher_flags,
@@ -60,7 +61,7 @@ from support.arguments import (
 )
 from support.encode import LabeledExamples, encode_examples
 from support.errors import require
-from support.run import Run, learning_rate, stepped_rate
+from support.run import Run, learning_rate
 from support.workers import epoch_order, items, join, read_ahead
 from weights.checkpoint import build, init_from, load_init
 from weights.encoders import sizes_of
@@ -80,7 +81,7 @@ class Settings(NamedTuple):
     cuts: tuple = ()          # the shares of the epochs after which the rate is cut to a tenth;
     #                           none: it rises, and falls to 0
     logit_tau: float | None = None         # temperature of the classifier's logits; None: f's
-    mixed: bool = False       # `see_mixed` and `mixed_loss`; f's last layer stays as it is
+    mixed: bool = False       # `see_mixed` and `mixed_loss`; f's `head` is not trained
 
 
 # The settings of some of TASKS; those of all others are the defaults above.
@@ -114,19 +115,7 @@ def make_optimizer(model, settings):
     return torch.optim.AdamW(model.parameters(), **options)
 
 
-def rate_of(settings, update, updates, peak):
-    """The learning rate of one of `updates` updates."""
-    if settings.cuts:
-        return stepped_rate(update, 0, updates, peak, settings.cuts)
-    return learning_rate(update, 0, updates, peak)
-
-
-# --- What f sees of clips, with their labels; and the loss ---
-def see(model, clips, y, places):
-    """x = f(v), and the labels as they are: clips (B, F, 3, H, W) uint8, y (B, label sets)."""
-    return model.encode(clips), y
-
-
+# --- The loss, and what --recipe release makes of clips of actions ---
 def label_loss(log_p, y):
     """The cross entropy of each example, summed over its label sets: log p [(B, S), ...] and y
     (B, label sets) -> (B,)."""
@@ -134,7 +123,8 @@ def label_loss(log_p, y):
 
 
 def see_mixed(model, clips, y, places):
-    """`see` with RandAugment and MixUp (release), which draw from torch's own generator.
+    """x = f(v) with RandAugment and MixUp (release), which draw from torch's own generator: clips
+    (B, F, 3, H, W) uint8, y (B, label sets), places: of the clips in the batch.
 
     RandAugment changes all frames of a clip alike. Then the two clips at places 2 k and 2 k + 1 of
     a batch become two mixtures of both: always these two, so that it does not depend on the
@@ -165,13 +155,6 @@ def mixed_loss(log_p, targets):
     return -(targets * torch.cat(log_p, -1)).sum(-1) / len(log_p)
 
 
-def ways_of(settings):
-    """Two functions: how clips and labels are fed to f, and the loss."""
-    if settings.mixed:
-        return see_mixed, mixed_loss
-    return see, label_loss
-
-
 def chosen_examples(examples, videos, share, seed):
     """The examples of a share of the videos, drawn from the seed. A list may name a video twice."""
     number = {video.name: i for i, video in enumerate(videos)}
@@ -189,8 +172,8 @@ def teacher_as_model(args, device):
     D = teacher.encode_phrases([""]).shape[1]
     encoder = sizes_of("teacher", kind.size)               # as many frames as f reads
     encoder["image"] = teacher.size
-    config = Config(encoder, None, "none", kind.tau or TAU, 1.0, [0.5], (0.0, 1.0), clip=clip,
-                    clip_weights=args.clip_weights)
+    config = Config(encoder=encoder, denoiser=None, order="none", tau=kind.tau or TAU, scale=1.0,
+                    alpha_bar=[0.5], pixels=(0.0, 1.0), clip=clip, clip_weights=args.clip_weights)
     return build(config, torch.zeros(1, D))
 
 
@@ -217,15 +200,14 @@ def with_classifier(init, name, classes, names, texts):
     model.classifier.requires_grad_(True)
     model.get_submodule(task.trained).requires_grad_(True)
     if not config.text_space:                          # the head is the identity, or of other texts
-        keep_last_layer(model.encoder)
+        freeze_head(model.encoder)
     return model
 
 
-def keep_last_layer(encoder):
+def freeze_head(encoder):
     """Do not train f's projection into the text space, its `head` if it has one (release)."""
-    for name, parameter in encoder.named_parameters():
-        if name.startswith("head."):
-            parameter.requires_grad_(False)
+    if hasattr(encoder, "head"):
+        encoder.head.requires_grad_(False)
 
 
 def open_init(args, task, device):
@@ -255,9 +237,9 @@ def set_up_tuning(args, run, device):
     source, names, teacher, texts = open_labeled(args, task, init, device, "train", looks)
     start = [hashlib.sha256(value.numpy().tobytes()).hexdigest()
              for value in init.state_dict().values()]
-    run.require_list("start", start)
-    run.require_list("classes", names or [])
-    run.require_list("videos", [video.name for video in source.videos])
+    run.require_same_list("start", start)
+    run.require_same_list("classes", names or [])
+    run.require_same_list("videos", [video.name for video in source.videos])
     history, spacing = history_of(init, args.history)
     examples, _, unreadable = examples_of(task, source, spacing, min_steps=2)
     examples = chosen_examples(examples, source.videos, args.labels, args.seed)
@@ -266,22 +248,21 @@ def set_up_tuning(args, run, device):
     # 2. The model. If f stays as it is, each clip goes through it once.
     torch.manual_seed(args.seed)
     settings = settings_of(name, args.recipe)
-    clip, clip_weights = clip_of(init, args)
+    clip, clip_weights = clip_of(init, args.clip, args.clip_weights)
     init.config = replace(init.config, clip=clip, clip_weights=clip_weights, history=history,
                           hold_out=args.hold_out, logit_tau=settings.logit_tau)
     classes = task.classes(source.listed, names)
     model = with_classifier(init, name, classes, names, texts).to(device)
     if settings.mixed:
-        keep_last_layer(model.encoder)
+        freeze_head(model.encoder)
     if run.checkpoint:
         model.load_state_dict(run.checkpoint["model"])
     x = n = None
     run.unreadable = unreadable
     if task.trained != "encoder":
-        looking = teacher if looks else None
-        x, n, _, examples, failed = encode_examples(model.eval(), looking, source, examples, args)
+        x, n, _, examples, failed = encode_examples(model.eval(), teacher, source, examples, args)
         run.unreadable |= failed
-    run.require_list("examples", [f"{one.video} {one.step} {one.label}" for one in examples])
+    run.require_same_list("examples", [f"{one.video} {one.step} {one.label}" for one in examples])
     model.settings = run.settings
     return task, source, examples, x, n, model.train()
 
@@ -293,31 +274,33 @@ def finetune(args):
     require(not is_torchelastic_launched(), "fine-tuning runs in one process, without torchrun")
     run = Run(args)
     task, source, examples, x, n, model = set_up_tuning(args, run, device)
-    settings = settings_of(task_name(args), args.recipe)
+    settings = settings_of(model.config.task, args.recipe)
     batch = min(args.batch, len(examples))
     per_epoch = len(examples) // batch
     updates = max(1, round(args.epochs * per_epoch))
-    micro, asked, workers = batch, [], 0                   # f stays as it is: all was read
-    if task.trained == "encoder":
+    trains_f = task.trained == "encoder"
+    micro, plan, workers = batch, [], 0                    # without f, all was read already
+    if trains_f:
         micro = min(batch, clips_at_once(model.encoder, args.micro_batch, device))
         if settings.mixed:
             micro = max(micro - micro % 2, 2)              # `see_mixed` needs neighbors together
-        asked = items(range(run.first, updates), len(examples), batch, range(batch), args.seed)
+        plan = items(range(run.first, updates), len(examples), batch, range(batch), args.seed)
         workers = args.workers
     optimizer = make_optimizer(model, settings)
     if run.checkpoint:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
     labels = torch.tensor([example.label for example in examples], device=device)
     labels = labels.view(len(examples), -1)                                    # (M, label sets)
-    look, loss_of = ways_of(settings)
+    loss_of = mixed_loss if settings.mixed else label_loss
     shown = LabeledExamples(source, examples, args.seed)
     print(f"{len(examples)} examples, {updates} updates, on {device}")
 
     # 2. Train.
     with (run.begin("finetune", source, updates, per_epoch, ["loss"], device) as left,
-          read_ahead(shown, asked, workers, device.type == "cuda") as reads):
+          read_ahead(shown, plan, workers, device.type == "cuda") as reads):
         for update in left:
-            optimizer.param_groups[0]["lr"] = rate_of(settings, update, updates, args.lr)
+            optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr,
+                                                            settings.cuts)
             torch.manual_seed(args.seed * 1_000_003 + update)  # of views, dropout and mixtures
             optimizer.zero_grad()
             epoch, k = divmod(update, per_epoch)
@@ -325,13 +308,17 @@ def finetune(args):
             for first in range(0, batch, micro):           # slices of the batch
                 rows = order[first:first + micro]
                 with mixed_precision(device):
-                    if x is None:                          # f is trained, too
-                        read = run.readable(itertools.islice(reads, len(rows)))
-                        if not read:
+                    if trains_f:
+                        usable = run.readable(itertools.islice(reads, len(rows)))
+                        if not usable:
                             continue
-                        rows = [order[one.place] for one in read]
-                        clips = join([one.clips for one in read], device)
-                        inputs, y = look(model, clips, labels[rows], [one.place for one in read])
+                        places = [one.place for one in usable]             # in the batch
+                        rows = order[places]
+                        clips, y = join([one.clips for one in usable], device), labels[rows]
+                        if settings.mixed:
+                            inputs, y = see_mixed(model, clips, y, places)
+                        else:
+                            inputs = model.encode(clips)
                     elif task.forecasts:                   # what h predicts with zero noise
                         zeros = torch.zeros_like(x[rows, :1])              # (B, 1, D)
                         inputs = model.forecast_next(x[rows], zeros, n[rows])[:, 0]
@@ -353,11 +340,11 @@ def parse(argv):
     """The command line of `--stage finetune`. Defaults are those of the task."""
     parser = Parser("Fine-tune a checkpoint with labels (paper, Sec. 4).")
     parser.add_argument("--stage", choices=["pretrain", "finetune"], default="finetune")
-    kind = add_data_flags(parser, argv, list(SOURCES), data_set, "finetune")
-    asked = Namespace(data=peek(argv, "--data", "toy"), task=peek(argv, "--task", "classify"))
-    name = task_name(asked)
+    kind = add_data_flags(parser, argv, "finetune")
+    word = peek(argv, "--task", "classify")
+    name = task_name(Namespace(data=peek(argv, "--data", "toy"), task=word))
     task, recipe = TASKS[name], peek(argv, "--recipe", RECIPES[0])
-    require(task.trained, f"--task {asked.task}: cannot be fine-tuned; evaluate.py measures it")
+    require(task.trained, f"--task {word}: cannot be fine-tuned; evaluate.py measures it")
     settings = settings_of(name, recipe)
 
     add = parser.add_argument_group("labels").add_argument
@@ -384,10 +371,7 @@ def parse(argv):
     add("--lr", type=positive(float), default=settings.lr, help="peak learning rate")
 
     add = add_run_flags(parser)
-    add("--out", type=Path, default=Path(f"runs/finetune-{asked.task}"), help="folder of the run")
-    add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
-    add("--tensorboard", action="store_true", help="also write the metrics as TensorBoard's events "
-        "into the folder")
+    add_folder_flags(add, Path(f"runs/finetune-{word}"))
     args = parser.parse_args(argv)
     require((args.hold_out or 0) < 1, f"--hold-out {args.hold_out}: is a share, below 1")
     require("history" in task.flags or not args.history, "--history: has no effect on --task "

@@ -87,7 +87,5 @@ def mse_loss(x_hat, x):
 
 def agreement(log_p, targets):
     """The share of a video's clips whose likeliest phrase is the teacher's: log_p (B, N, K) and
-    targets, which may have one row for all, (B, 1, K) -> (B,). None without log_p."""
-    if log_p is None:
-        return None
+    targets, which may have one row for all, (B, 1, K) -> (B,)."""
     return (log_p.argmax(-1) == targets.argmax(-1)).float().mean(1)

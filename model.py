@@ -64,7 +64,7 @@ class ProcedureModel(nn.Module):
         config:   Config.
         phrases:  (K, D) float, embeddings of the phrase pool, of any length; (0, D) if unknown.
         encoder:  f, a data.Encoder: TimeSformer or another of weights/encoders.py.
-        denoiser: h, a Denoiser or MaskedDenoiser; None as in the config.
+        denoiser: h, a Denoiser or MaskedDenoiser; None if config.denoiser is None.
     """
 
     def __init__(self, config, phrases, encoder, denoiser):
@@ -111,9 +111,8 @@ class ProcedureModel(nn.Module):
         """
         Q = noise.shape[1]
         z = (self.scale * x).repeat_interleave(Q, 0)                           # (B Q, N, D)
-        seen = observed.repeat_interleave(Q, 0)                                # (B Q, N)
-        place = j.repeat_interleave(Q, 0)                                      # (B Q,)
-        z_hat = sample(self.denoiser, z, seen, place, noise.flatten(0, 1), self.alpha_bar)
+        observed, j = observed.repeat_interleave(Q, 0), j.repeat_interleave(Q, 0)
+        z_hat = sample(self.denoiser, z, observed, j, noise.flatten(0, 1), self.alpha_bar)
         return (z_hat / self.scale).unflatten(0, (-1, Q))                      # (B, Q, D)
 
     def forecast_next(self, x, noise, n=None):
@@ -135,25 +134,23 @@ class ProcedureModel(nn.Module):
             return [part.log_softmax(-1) for part in logits.split([*self.config.classes], -1)]
 
 
-def clips_at_once(encoder, size=None, device=None):
-    """How many clips f takes at once: `size`; 0: all; None: as many as hold PICTURES frames, on a
-    GPU in proportion to its memory."""
-    if size == 0:
+def clips_at_once(encoder, micro_batch=None, device=None):
+    """How many clips f takes at once: --micro-batch; 0: all; None: as many as hold PICTURES frames,
+    on a GPU in proportion to its memory."""
+    if micro_batch == 0:
         return 10 ** 9
-    if size is not None:
-        return size
+    if micro_batch is not None:
+        return micro_batch
     memory = 24e9                                          # bytes
     if device is not None and device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
-    pixels = encoder.frames * encoder.image ** 2           # of a clip
-    if pixels == 0:                                        # it reads features
-        pixels = 1
+    pixels = max(1, encoder.frames * encoder.image ** 2)   # of a clip; 1: it reads features
     return max(1, int(PICTURES * 224 ** 2 * memory / 24e9) // pixels)
 
 
-def encode_parts(model, clips, size=None):
+def encode_parts(model, clips, micro_batch=None):
     """`model.encode` for inference, `clips_at_once` at a time: clips (C, ...) -> (C, D)."""
-    most = clips_at_once(model.encoder, size, model.phrases.device)
+    most = clips_at_once(model.encoder, micro_batch, model.phrases.device)
     return torch.cat([model.encode(part) for part in clips.split(most)])
 
 
@@ -162,13 +159,17 @@ def match_labels(model, x, texts):
     return model.classify(x)[0] if model.config.task else model.match(x, texts)
 
 
-def sample_in_turn(model, x, texts, noise, counts=None):
+def merge(p, place, count):
+    """Add up p of steps that count as one: p (..., S) -> (..., count). place (S,) int64: where each
+    step is counted."""
+    return p.new_zeros(*p.shape[:-1], count).index_add_(-1, place.to(p.device), p)
+
+
+def sample_in_turn(model, x, texts, noise):
     """Q futures of H steps of a video, each sampled step by step (Sec. 3.3, repeated).
 
     What h predicts, x_hat at unit length, becomes the last observed clip; of nine, the first
-    is dropped. x (N, D), noise (H, Q, D) -> (Q, S), log p of the next step, and (Q, H) int64, the
-    likeliest steps; with `counts` (S, S'), 1 where a step counts as one of S', the likeliest of
-    these, by the sums of p.
+    is dropped. x (N, D), noise (H, Q, D) -> log p of each step, (Q, H, S).
     """
     log_p = []
     history = x.expand(noise.shape[1], -1, -1)                                 # (Q, N, D)
@@ -177,7 +178,4 @@ def sample_in_turn(model, x, texts, noise, counts=None):
         log_p.append(match_labels(model, x_hat[:, 0], texts))                  # (Q, S)
         history = torch.cat([history, functional.normalize(x_hat, dim=-1)], 1)
         history = history[:, -(CLIPS - 1):]
-    p = torch.stack(log_p, 1).exp()                                            # (Q, H, S)
-    if counts is not None:
-        p = p @ counts.to(x.device)                                            # (Q, H, S')
-    return log_p[0], p.argmax(-1)
+    return torch.stack(log_p, 1)

@@ -11,15 +11,14 @@ from operator import itemgetter
 from pathlib import Path
 
 import torch
-from torch.nn.functional import one_hot
 
 import weights
-from data import Video, frame_times, history_windows, pictures_of
+from data import Pictures, Video, frame_times, history_windows
 from diffusion import expectation
 from files.features import Features
 from files.folder import VideoFolder
 from files.lists import clock
-from model import encode_parts, match_labels, sample_in_turn
+from model import encode_parts, match_labels, merge, sample_in_turn
 from sources import (
     choose,
     clip_of,
@@ -36,6 +35,7 @@ from sources import (
 from support import figures, keyframes
 from support.arguments import (
     Parser,
+    add_checkpoint_flag,
     add_device_flags,
     add_teacher_flags,
     default_checkpoint,
@@ -70,7 +70,7 @@ def open_one(video, name, model, seed):
         source = Features(Namespace(features=video))
         require_widths(source, f.features, model.dim)
     choose(source, [Video(video_name(name or video))])
-    source.open(pictures_of(f), None)
+    source.open(Pictures.of(f), None)
     return source
 
 
@@ -97,8 +97,8 @@ def open_steps(steps, model, clip, clip_weights):
     require(names, "--steps is needed: a file with a step per line")
     if isinstance(steps, (str, Path)):
         names = load_names(steps)
-    its_clip, its_weights = clip_of(model, Namespace(clip=clip, clip_weights=clip_weights))
-    teacher = open_teacher(its_clip, its_weights, model.phrases.device)
+    clip, clip_weights = clip_of(model, clip, clip_weights)
+    teacher = open_teacher(clip, clip_weights, model.phrases.device)
     return names, texts_of(model, teacher, names)
 
 
@@ -113,7 +113,7 @@ def joined_names(names, pairs):
 
 def count_as_one(names, joined):
     """S names, of which those that are joined count as one -> the S' names that remain, in their
-    order; (S, S') float, 1 where a name counts as one of these."""
+    order; where each of the S is among them, (S,) int64, for model.merge."""
     merged, places = [], []
     for name in names:
         called = joined.get(name, name)
@@ -122,7 +122,7 @@ def count_as_one(names, joined):
             places.append(len(merged) - 1)
         else:
             places.append(merged.index(called))
-    return merged, one_hot(torch.tensor(places), len(merged)).float()
+    return merged, torch.tensor(places)
 
 
 # --- What comes next ---
@@ -156,19 +156,22 @@ def count_futures(picks, names):
     return futures
 
 
-def forecast(model, x, texts, counts, names, noise):
+def forecast(model, x, texts, place, names, noise):
     """What may follow the clips x (N, D): the rows of the next steps, without key frames, and the
     futures, as in the JSON.
 
-    Args:   texts (S, D); counts (S, S'), names (S',): as `count_as_one` gives them; noise
-            (H, Q, D): of Q samples, each a future of H steps.
+    Args:   texts (S, D); place (S,), names (S',): as `count_as_one` gives them; noise (H, Q, D):
+            of Q samples, each a future of H steps.
     Raises: FloatingPointError if p is not finite.
     """
-    log_p, picks = sample_in_turn(model, x, texts, noise, counts)
-    chosen = torch.bincount(picks[:, 0].cpu(), minlength=len(names))                   # (S',)
-    mean = expectation(log_p[None].cpu())[0] @ counts                      # Eq. 11    (S',)
-    x_hat = model.forecast_next(x[None], x.new_zeros(1, 1, model.dim))     # x_j^T = 0 (1, 1, D)
-    zero_noise = match_labels(model, x_hat[0, 0], texts).exp().cpu() @ counts          # (S',)
+    log_p, count = sample_in_turn(model, x, texts, noise), len(names)              # (Q, H, S)
+    picks = merge(log_p.exp(), place, count).argmax(-1)                            # (Q, H)
+    chosen = torch.bincount(picks[:, 0].cpu(), minlength=count)                    # (S',)
+    mean = expectation(log_p[None, :, 0].cpu())[0]                                 # (S,)   Eq. 11
+    mean = merge(mean, place, count)                                               # (S',)
+    x_hat = model.forecast_next(x[None], x.new_zeros(1, 1, model.dim))             # x_j^T = 0
+    zero_noise = match_labels(model, x_hat[0, 0], texts).exp().cpu()               # (S,)
+    zero_noise = merge(zero_noise, place, count)                                   # (S',)
     require_finite(mean, model.path)
     require_finite(zero_noise, model.path)
     following = rank_steps(names, share=chosen.double() / len(picks), p=mean,
@@ -202,7 +205,7 @@ def add_key_frames(following, pipeline, source, model, windows, folder, strength
         row["key_frame"] = None
     if pipeline is None:
         return
-    _, F, seconds = pictures_of(model.encoder)
+    _, F, seconds = Pictures.of(model.encoder)
     picture = source.picture(0, frame_times(windows[-1:], F, seconds)[0, -1])      # (3, H, W)
     likeliest = following[:PRINTED]
     steps = [row["step"] for row in likeliest]
@@ -243,7 +246,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     source = open_one(video, name, model, seed)
     names, texts = open_steps(steps, model, clip, clip_weights)                # (S, D)
     joined = joined_names(names, look_alikes_of(model))
-    merged, counts = count_as_one(names, joined)                               # (S',), (S, S')
+    merged, place = count_as_one(names, joined)                                # (S',), (S,)
     pipeline = None
     if key_frames:
         pipeline = open_pipeline(key_frames, image_model, model, device)
@@ -254,14 +257,14 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     with torch.no_grad():
         with mixed_precision(device):
             x = encode_parts(model, clips, micro_batch)                        # x_i = f(v_i) (N, D)
-        p = model.match(x, texts).exp().cpu() @ counts                         # Eq. 6       (N, S')
+        p = merge(model.match(x, texts).exp().cpu(), place, len(merged))       # Eq. 6       (N, S')
         require_finite(p, checkpoint)
         if model.denoiser is None:
             warnings.append("trained without h: it recognizes steps but cannot forecast")
         else:
             generator = torch.Generator().manual_seed(seed)
             noise = torch.randn(horizon, samples, model.dim, generator=generator)  # (H, Q, D)
-            following, futures = forecast(model, x, texts, counts, merged, noise)
+            following, futures = forecast(model, x, texts, place, merged, noise)
 
     # 3. The result.
     add_key_frames(following, pipeline, source, model, windows, key_frames, strength, seed)
@@ -328,8 +331,7 @@ def parse(argv=None):
         "the video; without VIDEO, of a random step)")
 
     add = parser.add_argument_group("model").add_argument
-    add("--checkpoint", type=Path, help="a run folder, a checkpoint file, or a published one "
-        "(default: runs/pretrain, else the checkpoint that comes with the code)")
+    add_checkpoint_flag(add)
     add_teacher_flags(add)
 
     add = parser.add_argument_group("forecast").add_argument

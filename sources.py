@@ -1,15 +1,17 @@
-"""What --data means: where each data set is, and all that follows in the same way for each of them.
+"""What --data means: where each data set is, its flags, and what all data sets have in common.
 
 To add one, write a data.Source in a module of its own, and a line of SOURCES. If its videos have
 narrations, it serves for pre-training; if its lists have what a task needs, for that task.
 """
+import sys
 import zlib
+from functools import partial
 from pkgutil import resolve_name
 
 from torch.nn.functional import cosine_similarity
 
-from data import UNKNOWN, pictures_of
-from support.arguments import limit_threads
+from data import UNKNOWN, Pictures
+from support.arguments import limit_threads, peek
 from support.errors import InputError, require
 from support.read import load_names, video_name
 
@@ -29,6 +31,89 @@ def data_set(name):
     return resolve_name(SOURCES[name])
 
 
+# --- Flags of a data set ---
+def serving(command):
+    """{name: data.Source class} of the data sets that serve a command. All are imported."""
+    kinds = {}
+    for name in SOURCES:
+        kind = data_set(name)
+        if kind.serves(command):
+            kinds[name] = kind
+    return kinds
+
+
+def flags_of(kinds, command):
+    """The flags of data sets, {name: data.Source class} -> {flag: {name: options of add_argument}}.
+    """
+    flags = {}
+
+    def note(name, flag, **options):
+        flags.setdefault(flag, {})[name] = options
+    for name, kind in kinds.items():
+        kind.add_flags(partial(note, name), command)
+    return flags
+
+
+def add_for_help(parser, flags):
+    """Add the flags of several data sets, as `flags_of` gives them, so that help shows all. Those
+    that the same data sets have are a group; a flag that several have is declared once, with what
+    each says of it. None is required, since help is asked for without any."""
+    groups = {}
+    for flag, by_name in flags.items():
+        title = "--data " + ", ".join(by_name)
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        names_of = {}                                      # {help: data sets that say so}
+        for name, options in by_name.items():
+            text = options["help"]
+            if options.get("required"):
+                text += "; required"
+            names_of.setdefault(text, []).append(name)
+        told = list(names_of)
+        if len(told) > 1:
+            told = [f"{', '.join(names)}: {text}" for text, names in names_of.items()]
+        shown = dict(next(iter(by_name.values())), required=False, help=". ".join(told))
+        groups[title].add_argument(flag, **shown)
+
+
+def add_data_flags(parser, argv, command, default="toy"):
+    """Add --data and --skip, and the flags of the data set that argv names; with --help, of all.
+
+    command: what `serves` and `add_flags` of a data.Source are told. Returns the chosen class.
+    InputError for another name, or for a data set that does not serve the command.
+    """
+    chosen = peek(argv, "--data", default)
+    require(chosen in SOURCES, f"--data {chosen}: must be one of {', '.join(SOURCES)}")
+    kind = data_set(chosen)
+    if not kind.serves(command):
+        raise InputError(f"--data {chosen}: cannot be used to {command}; that needs --data "
+                         f"{' or '.join(serving(command))}")
+
+    def whose(flag):
+        owners = flags_of(serving(command), command).get(flag)
+        if not owners:
+            return ""
+        return f"{flag}: --data {chosen} has no such flag; it is for --data {' or '.join(owners)}"
+    parser.whose = whose
+
+    words = sys.argv[1:] if argv is None else argv
+    helps = "-h" in words or "--help" in words
+    told, kinds = "which data set", {}
+    if helps:
+        kinds = serving(command)
+        lines = [f"{name}: {(one.__doc__ or '').strip()}" for name, one in kinds.items()]
+        told = " ".join(line.split("\n")[0] for line in lines)
+    add = parser.add_argument_group("data").add_argument
+    add("--data", choices=list(SOURCES), default=default, help=told)
+    if command != "check":
+        add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
+    if helps:
+        add_for_help(parser, flags_of(kinds, command))
+    else:
+        kind.add_flags(parser.add_argument, command)
+    return kind
+
+
 # --- Teachers, and what a checkpoint knows ---
 def open_teacher(clip, clip_weights=None, device="cpu"):
     """The frozen pseudo_labels.Teacher of a name: one of TEACHERS, or as in weights/teacher.py."""
@@ -39,11 +124,11 @@ def open_teacher(clip, clip_weights=None, device="cpu"):
     return resolve_name(TEACHERS[clip])(device)
 
 
-def clip_of(model, args):
+def clip_of(model, clip, clip_weights):
     """--clip and --clip-weights, by default those that a checkpoint was trained with."""
-    if args.clip:
-        return args.clip, args.clip_weights
-    return model.config.clip, args.clip_weights or model.config.clip_weights
+    if clip:
+        return clip, clip_weights
+    return model.config.clip, clip_weights or model.config.clip_weights
 
 
 def teacher_of(model):
@@ -52,24 +137,32 @@ def teacher_of(model):
     return open_teacher(config.clip, config.clip_weights, model.phrases.device)
 
 
+def world_of(model):
+    """The made-up world that a model was trained in, a data.Source class, or None. It and its
+    teacher have the same name."""
+    if model.config.clip in TEACHERS:
+        return data_set(model.config.clip)
+    return None
+
+
 def steps_of(model):
     """The names of the steps that a model knows: those it is fine-tuned to, or the toy world's if
     it was trained there; else None."""
-    config = model.config
+    config, world = model.config, world_of(model)
     if config.names and config.task != "activity":         # whose names are no steps
         return list(config.names)
-    if config.clip in TEACHERS:
-        return list(data_set(config.clip).steps)
+    if world:
+        return list(world.steps)
     return None
 
 
 def look_alikes_of(model):
     """The pairs of steps that no label told a model apart, by name: the toy world's look-alikes, if
     the model was trained there and is not fine-tuned; else ()."""
-    config = model.config
-    if config.task or config.clip not in TEACHERS:
+    world = world_of(model)
+    if model.config.task or not world:
         return ()
-    return data_set(config.clip).look_alikes
+    return world.look_alikes
 
 
 def require_classes(model, names):
@@ -99,7 +192,8 @@ def texts_of(model, teacher, names):
     texts = teacher.encode_phrases(names).to(model.phrases.device)
     if not model.config.text_space:                    # nothing of the model's is matched with them
         return texts
-    first, same = model.config.first_phrase, texts.shape[1] == model.dim
+    first = model.config.first_phrase
+    same = texts.shape[1] == model.dim
     if same and first is not None and len(model.phrases):
         now = teacher.encode_phrases([first]).to(model.phrases)
         same = cosine_similarity(now, model.phrases[:1]).item() > 0.999
@@ -210,7 +304,7 @@ def same_name(a, b):
     return a.casefold().split() == b.casefold().split()
 
 
-def place_of(args):
+def labels_from(args):
     """Where labels come from, for messages."""
     return getattr(args, "annotations", None) or f"--data {args.data}"
 
@@ -243,14 +337,14 @@ def choose_names(lists, args, tuned):
     if tuned:
         check_names("the checkpoint", tuned, lists, args)
         return list(tuned), range(len(tuned))
-    require(names, f"{place_of(args)}: its classes have no names; add --steps FILE")
+    require(names, f"{labels_from(args)}: its classes have no names; add --steps FILE")
     return names, numbers
 
 
 def check_names(path, names, lists, args):
     """InputError if the names in `path`, class by class, contradict those of the lists. There may
     be more names: the last classes may have no step."""
-    need = f"in {place_of(args)}; line i must be class i"
+    need = f"in {labels_from(args)}; line i must be class i"
     count = count_classes(lists)
     require(count <= len(names), f"{path}: {len(names)} names, but {count} classes {need}")
     for k, known in sorted(lists.names.items()):
@@ -264,8 +358,8 @@ def name_classes(lists, args, tuned=None):
     names, numbers = choose_names(lists, args, tuned)
     count = count_classes(lists)
     if count > len(names):
-        print(f"{place_of(args)}: {count - len(names)} of {count} classes have no name and are no "
-              "candidates")
+        print(f"{labels_from(args)}: {count - len(names)} of {count} classes have no name and are "
+              "no candidates")
     places = {k: i for i, k in enumerate(numbers)}
     videos = []
     for video in lists.videos:
@@ -279,7 +373,7 @@ def name_classes(lists, args, tuned=None):
 def name_activities(lists, args, config):
     """The names of all activities of a list, "" where it has none. InputError if they are others
     than those that a checkpoint is tuned to, or in another order."""
-    where = place_of(args)
+    where = labels_from(args)
     require(lists.activities, f"{where}: no activities")
     count = 1 + max(lists.activities)
     names = [lists.activities.get(k, "") for k in range(count)]
@@ -337,15 +431,15 @@ def open_unlabeled(args, model, teacher, split="test"):
     the one that looks at the clips, or None."""
     source, lists = list_for(args, model, split)
     choose(source, lists.videos, args.skip)
-    source.open(pictures_of(model.encoder), teacher)
+    source.open(Pictures.of(model.encoder), teacher)
     return source
 
 
 def open_labeled(args, task, model, device, split, looks=True):
-    """The videos of a Task, as a checkpoint reads them -> their Source; names of the classes; the
-    teacher, and its texts (S, D). Names are None if the classes have none; the last two for a task
-    without names of steps. looks: whether the teacher sees the clips, too; if not, texts are only
-    for a model that has their space."""
+    """The videos of a Task, as a checkpoint reads them -> their Source; names of the classes, None
+    if they have none; the teacher, if it `looks` at the clips, too; its texts (S, D) of the names,
+    None for a task without names of steps, or for a model without a text space that the teacher
+    does not look for."""
     f, config = model.encoder, model.config
     source, lists = list_for(args, model, split)
     names = teacher = texts = None
@@ -358,12 +452,10 @@ def open_labeled(args, task, model, device, split, looks=True):
     if source.widths:
         require_widths(source, f.features, model.dim)
     if "names" in task.needs and (looks or config.text_space):
-        clip, clip_weights = clip_of(model, args)
+        clip, clip_weights = clip_of(model, args.clip, args.clip_weights)
         teacher = open_teacher(clip, clip_weights, device)
         texts = texts_of(model, teacher, names)
-    pictures = pictures_of(f)._replace(frames=task.frames or f.frames)
-    eyes = None
-    if looks:
-        eyes = teacher
-    source.open(pictures, eyes)
+    if not looks:
+        teacher = None
+    source.open(Pictures.of(f)._replace(frames=task.frames or f.frames), teacher)
     return source, names, teacher, texts

@@ -13,7 +13,7 @@ their objectives, Eq. 7, first with SGD, then with AdamW. finetune.py has fine-t
     -              noise          (B, N, D)            what x_j^0 is noised with, N(0, I)
     {i != j}       observed       (B, N, N)            bool; row j: which clips i are observed. By
                                                        default a random tail is hidden: `draw_rows`
-    -              read           (B, N, N)            row j: clip read at place i, usually i
+    -              perm           (B, N, N)            row j: the clip read at place i, usually i
     x_i            x              (B, N, D)            f(v_i)
     x_j^0          x0             (B, N, D)            the missing clip; scale * x0 is noised
     x_j^t          zt             (B, N, D)            scale * x_j^0, noised to level t
@@ -24,8 +24,8 @@ B videos, N clips, F frames of a clip; K phrases; D embedding; T noise levels. A
 one of its clips missing.
 
 `--recipe release` trains as the authors' code does. A video has one row then, so j is (B,), and
-observed and read are (B, N); h predicts clip j at all T levels, so x_hat is (B, T, D). The
-functions that this changes are in support/release.py; a `Recipe` names them.
+observed and perm are (B, N); h predicts clip j at all T levels, so x_hat is (B, T, D). What this
+changes is in support/release.py, and in `released_draw` below; a `Recipe` names it.
 """
 import itertools
 import math
@@ -37,16 +37,23 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 import finetune
-from data import STRIDE, NarratedVideos, clip_distance, pictures_of
+from data import STRIDE, NarratedVideos, Pictures, clip_distance
 from diffusion import CLIPS, NOISE, add_noise, noise_levels, released_levels, scale_of
 from losses import TAU, agreement, cross_entropy, match, mse_loss
 from model import ORDERS, Config, clips_at_once
 from pseudo_labels import clip_features, soft_targets
-from sources import SOURCES, data_set, fits, list_narrated, open_teacher, require_widths
+from sources import (
+    add_data_flags,
+    data_set,
+    fits,
+    list_narrated,
+    open_teacher,
+    require_widths,
+)
 from support import errors, parallel, release
 from support.arguments import (
     Parser,
-    add_data_flags,
+    add_folder_flags,
     add_run_flags,
     add_teacher_flags,
     compile_modules,
@@ -81,7 +88,7 @@ def draw(batch, dim, levels, rows, context, seed, update):
              rows: "release": all clips from a random position after j onward are hidden, as in the
              authors' code; "paper": none is hidden. context: "observed": h reads clip i at place i;
              "shuffled", a control: it reads the observed clips of a row at each other's places.
-    Returns: noise (B, N, D), t (B, N), observed (B, N, N), read (B, N, N), as in the header.
+    Returns: noise (B, N, D), t (B, N), observed (B, N, N), perm (B, N, N), as in the header.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + update)   # its low 32 bits count
     noise = torch.randn(batch, CLIPS, dim, generator=generator)
@@ -90,25 +97,26 @@ def draw(batch, dim, levels, rows, context, seed, update):
 
 
 def draw_rows(batch, rows, context, generator):
-    """Which clips h reads, with each clip in turn missing: observed and read of `draw`."""
-    i = torch.arange(CLIPS)
-    observed = (i != i[:, None]).repeat(batch, 1, 1)                       # (B, N, N)  i != j
+    """Which clips h reads, with each clip in turn missing: observed and perm of `draw`."""
+    i = j = torch.arange(CLIPS)
+    observed = (i != j[:, None]).repeat(batch, 1, 1)                       # (B, N, N)
     if rows == "release":
         part = torch.rand(batch, CLIPS, generator=generator)
-        cut = i + 1 + (part * (CLIPS - 1 - i)).long()      # uniform in j + 1 .. N - 1; last: N
+        cut = j + 1 + (part * (CLIPS - 1 - j)).long()      # uniform in j + 1 .. N - 1; last: N
         observed = observed & (i < cut[..., None])
-    read = i.repeat(batch, CLIPS, 1)                                       # (B, N, N)
+    perm = i.repeat(batch, CLIPS, 1)                                       # (B, N, N)
     if context == "shuffled":
         key = torch.rand(batch, CLIPS, CLIPS, generator=generator).masked_fill(~observed, 2.0)
         shuffled = key.argsort(-1)                         # the observed clips first, in any order
-        read[observed] = shuffled[i < observed.sum(-1, keepdim=True)]
-    return observed, read
+        perm[observed] = shuffled[i < observed.sum(-1, keepdim=True)]
+    return observed, perm
 
 
-def objective(model, clips, targets, noise, t, observed, read):
+def objective(model, clips, targets, noise, t, observed, perm):
     """Eqs. 2, 5, 6 and 8 to 10, of B videos; shapes are in the header, noise (B, N, D).
 
-    Returns: L_XE, L_MSE and L_MC of each video, (B,); log p of Eq. 6, of x and x_hat, (B, N, K).
+    Returns: L_XE, L_MSE and L_MC of each video, (B,); the share of its clips whose likeliest phrase
+    is the teacher's, by f and by h, (B,).
     """
     B, N = clips.shape[:2]
     j = torch.arange(N, device=clips.device).repeat(B)                     # (B N,)
@@ -117,7 +125,7 @@ def objective(model, clips, targets, noise, t, observed, read):
     x0 = x.detach()                                                        # x_j^0: no gradient
     zt = add_noise(model.scale * x0, noise, model.alpha_bar[t])            # Eq. 2: x_j^t
     context = model.scale * x[:, None].expand(-1, N, -1, -1)               # {x_i}, once for each j
-    context = context.take_along_dim(read[..., None], 2)
+    context = context.take_along_dim(perm[..., None], 2)
     z_hat = model.denoiser(zt.flatten(0, 1), context.flatten(0, 1), observed.flatten(0, 1), j,
                            t.flatten()).float()                            # Eq. 5
     x_hat = z_hat.unflatten(0, (B, N)) / model.scale
@@ -125,39 +133,41 @@ def objective(model, clips, targets, noise, t, observed, read):
     xe = cross_entropy(targets, log_p).mean(1)                             # Eq. 8
     mse = mse_loss(x_hat, x0)                                              # Eq. 9
     mc = cross_entropy(targets, log_q).mean(1)                             # Eq. 10
-    return xe, mse, mc, log_p, log_q
+    return xe, mse, mc, agreement(log_p, targets), agreement(log_q, targets)
 
 
 def matching(model, clips, targets, *draws):
     """The ablation --order none: f learns by Eq. 8 alone. Returns as `objective`; without h, L_MSE
-    and L_MC are the number 0, and there is no log p of x_hat."""
+    and L_MC are the number 0, and h's share is None."""
     x = model.encode(clips.flatten(0, 1)).unflatten(0, clips.shape[:2])
     log_p = match(x, model.phrases, model.tau)
-    return cross_entropy(targets, log_p).mean(1), 0.0, 0.0, log_p, None
+    return cross_entropy(targets, log_p).mean(1), 0.0, 0.0, agreement(log_p, targets), None
 
 
-def make_optimizer(model, stage):
+def make_optimizer(model, stage, nesterov=False, betas=BETAS):
     """SGD with momentum, then AdamW (paper, Sec. 4). The loop sets the learning rate."""
     options = dict(lr=0.0, weight_decay=WEIGHT_DECAY)
     if stage == "sgd":
-        return torch.optim.SGD(model.parameters(), momentum=0.9, **options)
-    return torch.optim.AdamW(model.parameters(), betas=BETAS, fused=True, **options)
+        return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=nesterov, **options)
+    return torch.optim.AdamW(model.parameters(), betas=betas, fused=True, **options)
 
 
-def rate_of(update, switch, updates, peak):
-    """The learning rate: of SGD before the update `switch`, then of AdamW, whose peak is given."""
+def rate_of(update, switch, updates, peak, cuts=((), ())):
+    """The learning rate: of SGD before the update `switch`, then of AdamW, whose peak is given.
+    cuts: of both stages, as in `learning_rate`."""
     if update < switch:
-        return learning_rate(update, 0, switch, SGD_LR)
-    return learning_rate(update, switch, updates, peak)
+        return learning_rate(update, 0, switch, SGD_LR, cuts[0])
+    return learning_rate(update, switch, updates, peak, cuts[1])
 
 
 def set_up_pretraining(args, run, device):
     """The videos, their frozen teacher, and the model: f and h together."""
     # 1. The phrase pool, the videos and their narrations, the teacher.
-    kind, sizes = data_set(args.data), encoders.sizes_of(args.encoder, args.size, args.set)
-    pictures = pictures_of(encoders.make_encoder(sizes))   # a throwaway f says what it reads
-    limit_threads(pictures.size, device)
-    require(fits(kind, pictures.size), f"--data {args.data}: f cannot read it; leave out "
+    kind = data_set(args.data)
+    sizes = encoders.sizes_of(args.encoder, args.size, args.set)
+    pictures = Pictures.of(encoders.make_encoder(sizes))   # a throwaway f says what it reads
+    limit_threads(pictures.image, device)
+    require(fits(kind, pictures.image), f"--data {args.data}: f cannot read it; leave out "
             "--size and --encoder")
     phrases = kind.phrases
     if args.phrases:
@@ -170,8 +180,8 @@ def set_up_pretraining(args, run, device):
     teacher = open_teacher(args.clip, args.clip_weights, device)
     require(args.targets == "vision" or teacher.reads_sentences, f"--targets {args.targets}: needs "
             f"the teacher itself, not the table {args.clip}; give --targets vision")
-    run.require_list("videos", [video.name for video in source.videos])
-    run.require_list("phrases", phrases)
+    run.require_same_list("videos", [video.name for video in source.videos])
+    run.require_same_list("phrases", phrases)
     texts = teacher.encode_phrases(phrases)                                # (K, D)
     if source.widths:
         require_widths(source, None, texts.shape[1])
@@ -182,14 +192,15 @@ def set_up_pretraining(args, run, device):
     torch.manual_seed(args.seed)
     D = texts.shape[1]
     if args.noise == "release":
-        scale, levels = 1.0, released_levels()
+        scale, alpha_bar = 1.0, released_levels()
     else:
-        scale, levels = scale_of(D), noise_levels(D, *args.noise)
+        scale, alpha_bar = scale_of(D), noise_levels(D, *args.noise)
     h = None
     if args.order != "none":
         h = SIZES[args.size]["denoiser"] | encoders.chosen_of("denoiser", args.set)
-    config = Config(sizes, h, args.order, args.tau, scale, levels.tolist(), source.pixels, spacing,
-                    args.stride, clip=args.clip, clip_weights=args.clip_weights,
+    config = Config(encoder=sizes, denoiser=h, order=args.order, tau=args.tau, scale=scale,
+                    alpha_bar=alpha_bar.tolist(), pixels=source.pixels, spacing=spacing,
+                    stride=args.stride, clip=args.clip, clip_weights=args.clip_weights,
                     first_phrase=phrases[0])
     if run.checkpoint:
         model = rebuild(run.checkpoint)
@@ -207,7 +218,7 @@ def pretrain(args):
     device, rank, processes = parallel.start(pick_device(args.device))
     run, recipe = Run(args, rank, processes), recipe_of(args)
     source, teacher, model = set_up_pretraining(args, run, device)
-    videos = NarratedVideos(source, args.seed, args.stride, args.targets != "vision")
+    videos = NarratedVideos(source, args.seed, args.stride, sentences=args.targets != "vision")
     count, batch = len(videos), min(args.batch, len(videos))
     per_epoch = count // batch
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
@@ -221,7 +232,7 @@ def pretrain(args):
     stage = "adamw"
     if run.first <= switch:                                # at the switch, SGD's state was saved
         stage = "sgd"
-    optimizer = recipe.optimizer(model, stage)
+    optimizer = make_optimizer(model, stage, recipe.nesterov, recipe.betas)
     if run.checkpoint:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
     if rank == 0:
@@ -230,13 +241,14 @@ def pretrain(args):
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7. A video that cannot
     #    be read adds nothing.
-    asked = items(range(run.first, updates), count, batch, own, args.seed)
+    plan = items(range(run.first, updates), count, batch, own, args.seed)
     with (run.begin("pretrain", source, updates, per_epoch, TERMS, device) as left,
-          read_ahead(videos, asked, args.workers, device.type == "cuda") as reads):
+          read_ahead(videos, plan, args.workers, device.type == "cuda") as reads):
         for update in left:
             if update == switch:
-                optimizer = recipe.optimizer(model, "adamw")
-            optimizer.param_groups[0]["lr"] = recipe.rate(update, switch, updates, args.lr)
+                optimizer = make_optimizer(model, "adamw", recipe.nesterov, recipe.betas)
+            optimizer.param_groups[0]["lr"] = rate_of(update, switch, updates, args.lr,
+                                                      recipe.cuts)
             draws = recipe.draw(batch, model.dim, len(model.alpha_bar), args.rows, args.context,
                                 args.seed, update)
             optimizer.zero_grad()
@@ -254,12 +266,11 @@ def pretrain(args):
                 targets = targets.unflatten(0, (-1, CLIPS))
                 given = [send(drawn[places], device) for drawn in draws]
                 with mixed_precision(device):
-                    xe, mse, mc, log_p, log_q = recipe.objective(model, clips, targets, *given)
+                    xe, mse, mc, of_f, of_h = recipe.objective(model, clips, targets, *given)
                 loss = xe + mse + mc                                           # Eq. 7, (B,)
                 (loss.sum() / batch).backward()
-                wanted = recipe.wanted(targets, *given)
-                run.metrics.add(len(usable) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
-                                match=agreement(log_p, targets), match_h=agreement(log_q, wanted))
+                run.metrics.add(len(usable) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc, match=of_f,
+                                match_h=of_h)
             parallel.add_gradients(model)
             norm = clip_grad_norm_(model.parameters(), recipe.max_norm)
             optimizer.step()
@@ -269,33 +280,24 @@ def pretrain(args):
 
 # --- What --recipe decides ---
 class Recipe(NamedTuple):
-    """What --recipe decides: what the loop calls, for the paper or for the release."""
-    draw: Callable                # the random variables of an update
-    features: Callable            # the teacher's features of clips
-    targets: Callable             # p'_i, made of them
-    objective: Callable           # the terms of each video
-    wanted: Callable              # of the targets, those of what h predicts
-    optimizer: Callable           # of a stage
-    rate: Callable                # its learning rate
-    max_norm: float               # the most that the norm of the gradient may be
-
-
-def all_targets(targets, *draws):
-    """The soft targets of what h predicts in `objective`: of each clip, (B, N, K)."""
-    return targets
+    """What --recipe decides. The defaults are ours."""
+    draw: Callable                         # the random variables of an update
+    features: Callable                     # the teacher's features of clips
+    targets: Callable                      # p'_i, made of them
+    objective: Callable                    # the terms of each video
+    nesterov: bool = False                 # whether SGD has Nesterov's momentum
+    betas: tuple = BETAS                   # of AdamW
+    cuts: tuple = (), ()                   # of SGD and of AdamW, as in `learning_rate`
+    max_norm: float = 1.0                  # the most that the norm of the gradient may be
 
 
 def recipe_of(args):
     """The Recipe of --recipe. With --order none its objective is `matching`."""
+    recipe = Recipe(draw, clip_features, soft_targets, objective)
     if args.recipe == "release":
-        recipe = Recipe(draw=released_draw, features=release.clip_features,
-                        targets=release.soft_targets, objective=release.objective,
-                        wanted=release.missing_targets, optimizer=release.make_optimizer,
-                        rate=release.rate_of, max_norm=math.inf)
-    else:
-        recipe = Recipe(draw=draw, features=clip_features, targets=soft_targets,
-                        objective=objective, wanted=all_targets, optimizer=make_optimizer,
-                        rate=rate_of, max_norm=1.0)
+        recipe = Recipe(released_draw, release.clip_features, release.soft_targets,
+                        release.objective, nesterov=True, betas=release.BETAS,
+                        cuts=(release.SGD_CUTS, release.ADAMW_CUTS), max_norm=math.inf)
     if args.order == "none":
         recipe = recipe._replace(objective=matching)
     return recipe
@@ -304,14 +306,14 @@ def recipe_of(args):
 def released_draw(batch, dim, levels, rows, context, seed, update):
     """`draw` of the release: one missing clip of a video, and noise for each level of its chain.
 
-    Returns: noise (B, T, D), j (B,), observed (B, N), read (B, N).
+    Returns: noise (B, T, D), j (B,), observed (B, N), perm (B, N).
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
     noise = torch.randn(batch, levels, dim, generator=generator)
     j = torch.randint(CLIPS, (batch,), generator=generator)
-    observed, read = draw_rows(batch, rows, context, generator)
+    observed, perm = draw_rows(batch, rows, context, generator)
     video = torch.arange(batch)
-    return noise, j, observed[video, j], read[video, j]
+    return noise, j, observed[video, j], perm[video, j]
 
 
 # --- The command line ---
@@ -321,7 +323,7 @@ def parse(argv=None):
         return finetune.parse(argv)
     parser = Parser("Pre-train f and h (Sec. 3.2). See also --stage finetune --help.")
     parser.add_argument("--stage", choices=["pretrain", "finetune"], default="pretrain")
-    kind = add_data_flags(parser, argv, list(SOURCES), data_set, "pretrain")
+    kind = add_data_flags(parser, argv, "pretrain")
     size = peek(argv, "--size", kind.size)
     require(size in SIZES, f"--size {size}: must be {' or '.join(SIZES)}")
     encoder = peek(argv, "--encoder", kind.encoder)
@@ -329,10 +331,7 @@ def parse(argv=None):
     if peek(argv, "--recipe") == "release":
         parser.set_defaults(**release.FLAGS)
     add = add_run_flags(parser)
-    add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
-    add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
-    add("--tensorboard", action="store_true", help="also write the metrics as TensorBoard's events "
-        "into the folder")
+    add_folder_flags(add, Path("runs/pretrain"))
     add("--compile", action="store_true", help="compile f, h and the teacher's image encoder: "
         "faster on a GPU, after some minutes")
     args = parser.parse_args(argv)

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 import weights
 from data import classify_examples, consecutive, heard, sentence_windows
-from model import sample_in_turn
+from model import merge, sample_in_turn
 from predict import count_as_one, joined_names
 from pseudo_labels import soft_targets
 from support.arguments import INCLUDED, Parser
@@ -211,15 +211,16 @@ def draw_training(figure, model, clips, seen, said, shown):
 def next_steps(model, x, texts, shown):
     """The step after clips x (N, D), which show these steps from the first of a video on: {name:
     share of 50 samples}, the likeliest first, and the exact {name: p}; look-alikes as one."""
-    names, counts = count_as_one(grammar.STEPS, joined_names(grammar.STEPS, grammar.LOOK_ALIKES))
+    names, place = count_as_one(grammar.STEPS, joined_names(grammar.STEPS, grammar.LOOK_ALIKES))
     noise = torch.randn(1, 50, model.dim, generator=torch.Generator().manual_seed(0))
-    picks = sample_in_turn(model, x, texts, noise, counts)[1][:, 0]
+    log_p = sample_in_turn(model, x, texts, noise)[:, 0]                       # (Q, S)
+    picks = merge(log_p.exp(), place, len(names)).argmax(-1)
     chosen, shares = torch.bincount(picks, minlength=len(names)), {}
     for k in chosen.argsort(descending=True):
         if chosen[k] > 0:
             shares[names[k]] = float(chosen[k] / 50)
     p = grammar.Grammar().next_step([grammar.STEP_ID[name] for name in shown], True)
-    exact = torch.from_numpy(p).float() @ counts
+    exact = merge(torch.from_numpy(p).float(), place, len(names))
     return shares, {names[k]: float(exact[k]) for k in exact.nonzero()[:, 0]}
 
 

@@ -16,8 +16,8 @@ from torch.nn.functional import normalize, one_hot, pad
 
 import weights
 from data import HISTORY_CLIPS, Example, forecast_examples, sentence_windows
-from evaluate import counted_as, merge
-from model import sample_in_turn
+from evaluate import counted_as
+from model import merge, sample_in_turn
 from sources import history_of, require_world, texts_of
 from support.arguments import Parser, add_run_flags, limit_threads, pick_device, positive
 from support.encode import encode_examples
@@ -79,7 +79,7 @@ def similar_histories(model, x, n, texts, args):
 # --- Futures ---
 def is_possible(exact, labels, from_start, future, first):
     """Whether the grammar allows a future after what is known of the observed steps. future: ids as
-    they are counted, so that a look-alike is either of its pair; first (S,): as in `merge`."""
+    they are counted, so that a look-alike is either of its pair; first (S,): by `counted_as`."""
     meant = [torch.nonzero(first == step).flatten().tolist() for step in future]
     chances = [exact.chance(labels, from_start, list(ids)) for ids in product(*meant)]
     return max(chances) > 0
@@ -88,7 +88,7 @@ def is_possible(exact, labels, from_start, future, first):
 def sampled_futures(model, x, n, texts, source, examples, first, args):
     """Percent of sampled futures of --horizon steps, and of their first steps, that the grammar
     allows after the true steps: {"possible", "first"}. Over FUTURES forecasts that so many steps
-    follow, with DRAWS samples each. None if there are none. first (S,): as in `merge`."""
+    follow, with DRAWS samples each. None if there are none. first (S,): by `counted_as`."""
     H, long = args.horizon, []
     for i, example in enumerate(examples):
         if example.step + H <= len(source.videos[example.video].steps):
@@ -96,12 +96,12 @@ def sampled_futures(model, x, n, texts, source, examples, first, args):
     if not long:
         return None
     exact, possible, begun = grammar.Grammar(), [], []
-    counts = one_hot(first, len(texts)).float()                                # (S, S)
     for k in torch.linspace(0, len(long) - 1, min(len(long), FUTURES)).long():
         i = long[k]
         generator = torch.Generator().manual_seed(args.seed * 1000 + 500 + i)
         noise = torch.randn(H, DRAWS, model.dim, generator=generator)
-        _, picks = sample_in_turn(model, x[i, :n[i]], texts, noise, counts)    # (DRAWS, H)
+        log_p = sample_in_turn(model, x[i, :n[i]], texts, noise)               # (DRAWS, H, S)
+        picks = merge(log_p.exp(), first, len(texts)).argmax(-1)               # (DRAWS, H)
         known = observed_steps(examples[i], source.videos[examples[i].video])
         for future in picks.tolist():
             possible.append(is_possible(exact, *known, future, first))
@@ -139,7 +139,7 @@ def probe(args):
     first = counted_as(model, source, len(texts))
     labels = torch.tensor([example.label for example in examples])             # (M,)
     y, truth = first[labels], source.truth
-    p = merge(similar_histories(model, x, n, texts, args), first)              # (M, S)
+    p = merge(similar_histories(model, x, n, texts, args), first, len(texts))  # (M, S)
     right = {"similar": topk_correct(p, y)}
     chance, drawn = draw_correct(p, y, args.samples)
     parts = truth.parts(labels)

@@ -19,8 +19,8 @@ from data import (
 )
 from files.captions import MAX_UNREADABLE
 from files.phrases import collect
-from sources import SOURCES, choose, data_set
-from support.arguments import Parser, add_data_flags, existing, positive
+from sources import add_data_flags, choose, data_set
+from support.arguments import Parser, existing, positive
 from support.errors import require_readable, run
 from support.workers import read_ahead
 from support.write import write_json
@@ -179,7 +179,7 @@ def parse(argv=None):
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     counted = commands.add_parser("check", help="count data; name unusable files",
                                   description="Count data, and name unusable files.")
-    add_data_flags(counted, argv, list(SOURCES), data_set, "check", default="coin")
+    add_data_flags(counted, argv, "check", default="coin")
     parser.whose = counted.whose
     add = counted.add_argument_group("run").add_argument
     add("--json", type=Path, help="also write the counts here")

@@ -26,10 +26,8 @@ class Coin(VideoFolder):
 
     @staticmethod
     def add_flags(add, command):
-        """As data.Source has it."""
         VideoFolder.add_flags(add, command)
         add_label_flags(add, command)
 
     def read_lists(self, args, split):
-        """As data.Source has it."""
         return read_labels(args)

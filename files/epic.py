@@ -10,10 +10,9 @@ class Epic(VideoFolder):
 
     @staticmethod
     def add_flags(add, command):
-        """As data.Source has it."""
         VideoFolder.add_flags(add, command)
         add("--annotations", type=existing, required=True, help="the official csv of a split")
 
     def read_lists(self, args, split):
-        """As data.Source has it. A csv is one split."""
+        """See Source.read_lists. A csv is one split."""
         return load_epic(args.annotations)

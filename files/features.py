@@ -93,7 +93,6 @@ class Features(VideoFolder):
 
     @staticmethod
     def add_flags(add, command):
-        """As data.Source has it."""
         add("--features", type=existing, required=True,
             help="npz of features, as evaluate.py --task features writes")
         if command in ("pretrain", "check"):
@@ -107,7 +106,7 @@ class Features(VideoFolder):
         self.widths = first.embedding.shape[1], first.teacher.shape[1]
 
     def read_lists(self, args, split):
-        """As data.Source has it: of --annotations; without, the videos with a narration."""
+        """See Source.read_lists: of --annotations; without, the videos with a narration."""
         if given(args, "annotations"):
             return read_labels(args)
         return Lists([Video(name) for name in self.names(args)])
@@ -117,11 +116,11 @@ class Features(VideoFolder):
         return float(self.path(i).spans.max())
 
     def clips(self, i, windows, rng=None):
-        """As data.Source has it: `read_rows`; nothing is drawn."""
+        """See Source.clips, and `read_rows`. Nothing is drawn at random."""
         return read_rows(self.path(i), windows)
 
     def read_end(self, i, end):
-        """As files.folder.VideoFolder has it: all rows up to `end` s."""
+        """See VideoFolder.read_end: all rows up to `end` s."""
         self.clips(i, np.array([[0.0, end]]))
 
 

@@ -43,7 +43,7 @@ class VideoFolder(Source):
 
     @staticmethod
     def add_flags(add, command):
-        """As data.Source has it: --videos."""
+        """See Source.add_flags: --videos."""
         add("--videos", type=existing, required=command != "check",
             help="folder of videos, ID.mp4 and the like")
 
@@ -61,7 +61,6 @@ class VideoFolder(Source):
         return sorted(self.paths)
 
     def open(self, pictures, teacher, narrated=False):
-        """As data.Source has it."""
         self.pictures = pictures
         self.seen_size = teacher.size if teacher else 0
 
@@ -70,7 +69,6 @@ class VideoFolder(Source):
         return self.paths[self.videos[i].name]
 
     def narration(self, i):
-        """As data.Source has it."""
         return self.sentences(self.videos[i].name)
 
     def sentences(self, name):
@@ -83,11 +81,9 @@ class VideoFolder(Source):
             raise Unreadable(str(error)) from None
 
     def duration(self, i):
-        """As data.Source has it."""
         return self.duration_of(self.path(i))
 
     def clips(self, i, windows, rng=None):
-        """As data.Source has it."""
         size, F, seconds = self.pictures
         times = frame_times(windows, F, seconds).flatten()                          # (n F,)
         short_side = short_side_for(max(size, self.seen_size))
@@ -106,7 +102,7 @@ class VideoFolder(Source):
         return self.pictures_of(self.path(i), [time], None)[0]
 
     def check(self, i):
-        """As data.Source has it. It is read up to the end of its last step or, without steps, of
+        """See Source.check. It is read up to the end of its last step or, without steps, of
         the file. A narration must fit the length."""
         length = self.duration(i)
         if self.captions is not None:

@@ -11,7 +11,7 @@ class HowTo100M(VideoFolder):
 
     @staticmethod
     def add_flags(add, command):
-        """As data.Source has it. To evaluate, no narration is read."""
+        """See Source.add_flags. To evaluate, no narration is read."""
         VideoFolder.add_flags(add, command)
         if command in ("pretrain", "check"):
             add_narration_flags(add, required=True)
@@ -20,7 +20,7 @@ class HowTo100M(VideoFolder):
                 "which --stride fits")
 
     def read_lists(self, args, split):
-        """As data.Source has it. To check, the steps of the videos in --annotations, too."""
+        """See Source.read_lists. To check, the steps of the videos in --annotations, too."""
         steps = {}
         if given(args, "annotations"):
             steps = {video.name: video.steps for video in load_coin(args.annotations).videos}

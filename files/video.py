@@ -13,7 +13,7 @@ import torch
 from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
-from data import Unreadable, frame_times, history_windows, pictures_of
+from data import Pictures, Unreadable, frame_times, history_windows
 from support.errors import require
 from support.read import VIDEO_SUFFIXES, video_name
 
@@ -148,6 +148,6 @@ def read_clips(path, encoder, windows=None):
     """Clips of a file as an encoder reads them: (n, F, 3, H, W) uint8. Raises Unreadable. windows:
     (n, 2) s; None: the last 68 s in 8 windows, as in a forecast at the end."""
     windows = history_windows(duration(path)) if windows is None else windows
-    size, F, seconds = pictures_of(encoder)
+    size, F, seconds = Pictures.of(encoder)
     frames = read_frames(path, frame_times(windows, F, seconds).flatten(), short_side_for(size))
     return evaluation_crop(frames, size).unflatten(0, (-1, F))

@@ -1,12 +1,10 @@
-"""Flags that several commands share, those of a data set; what --device and --compile mean."""
+"""Flags that several commands share; what --device and --compile mean."""
 import argparse
 import importlib.util
 import math
 import os
 import shutil
-import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -41,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         self.whose = None
 
     def parse_args(self, args=None, namespace=None):
-        """As argparse has it, but an unknown flag's error says which data set has it."""
+        """See argparse. An unknown flag's error says which data set has it."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             if self.whose is not None:
@@ -80,8 +78,8 @@ def peek(argv, flag, default=None):
     """The value of one flag of a command line (a list; None: this program's), before the others are
     known. "" if it lacks its value."""
     first = Parser("", add_help=False)
-    first.add_argument(flag, nargs="?", const="", default=default)
-    return vars(first.parse_known_args(argv)[0])[flag.strip("-").replace("-", "_")]
+    first.add_argument(flag, dest="value", nargs="?", const="", default=default)
+    return first.parse_known_args(argv)[0].value
 
 
 def positive(kind, zero=False, most=MOST):
@@ -132,90 +130,6 @@ def noise_of(given):
                      "2 0.3; or: release")
 
 
-# --- Flags of a data set ---
-def serving(names, find, command):
-    """{name: data.Source class} of the data sets that serve a command. All are imported."""
-    kinds = {}
-    for name in names:
-        kind = find(name)
-        if kind.serves(command):
-            kinds[name] = kind
-    return kinds
-
-
-def flags_of(kinds, command):
-    """The flags of data sets, {name: data.Source class} -> {flag: {name: options of add_argument}}.
-    """
-    flags = {}
-
-    def note(name, flag, **options):
-        flags.setdefault(flag, {})[name] = options
-    for name, kind in kinds.items():
-        kind.add_flags(partial(note, name), command)
-    return flags
-
-
-def add_for_help(parser, flags):
-    """Add the flags of several data sets, as `flags_of` gives them, so that help shows all. Those
-    that the same data sets have are a group; a flag that several have is declared once, with what
-    each says of it. None is required, since help is asked for without any."""
-    groups = {}
-    for flag, by_name in flags.items():
-        title = "--data " + ", ".join(by_name)
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        names_of = {}                                      # {help: data sets that say so}
-        for name, options in by_name.items():
-            text = options["help"]
-            if options.get("required"):
-                text += "; required"
-            names_of.setdefault(text, []).append(name)
-        told = list(names_of)
-        if len(told) > 1:
-            told = [f"{', '.join(names)}: {text}" for text, names in names_of.items()]
-        shown = dict(next(iter(by_name.values())), required=False, help=". ".join(told))
-        groups[title].add_argument(flag, **shown)
-
-
-def add_data_flags(parser, argv, names, find, command, default="toy"):
-    """Add --data and --skip, and the flags of the data set that argv names; with --help, of all.
-
-    names: values of --data; find: name -> its data.Source class, imported when it is asked for;
-    command: what its `serves` and `add_flags` are told. Returns the class of the chosen one.
-    InputError for another name, or for a data set that does not serve the command.
-    """
-    chosen = peek(argv, "--data", default)
-    require(chosen in names, f"--data {chosen}: must be one of {', '.join(names)}")
-    kind = find(chosen)
-    if not kind.serves(command):
-        raise InputError(f"--data {chosen}: cannot be used to {command}; that needs --data "
-                         f"{' or '.join(serving(names, find, command))}")
-
-    def whose(flag):
-        owners = flags_of(serving(names, find, command), command).get(flag)
-        if not owners:
-            return ""
-        return f"{flag}: --data {chosen} has no such flag; it is for --data {' or '.join(owners)}"
-    parser.whose = whose
-
-    words = sys.argv[1:] if argv is None else argv
-    helps = "-h" in words or "--help" in words
-    told, kinds = "which data set", {}
-    if helps:
-        kinds = serving(names, find, command)
-        lines = [f"{name}: {(one.__doc__ or '').strip()}" for name, one in kinds.items()]
-        told = " ".join(line.split("\n")[0] for line in lines)
-    add = parser.add_argument_group("data").add_argument
-    add("--data", choices=names, default=default, help=told)
-    if command != "check":
-        add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
-    if helps:
-        add_for_help(parser, flags_of(kinds, command))
-    else:
-        kind.add_flags(parser.add_argument, command)
-    return kind
-
-
 # --- Flags that several commands share ---
 def add_run_flags(parser):
     """Add the group of flags of all commands that read clips and run f -> its add_argument."""
@@ -235,6 +149,20 @@ def add_device_flags(add):
     add("--micro-batch", type=positive(int, zero=True), metavar="CLIPS", help="how many clips "
         "f reads at once, to save memory; 0: all (default: those of 192 pictures of 224 pixels; on "
         "a GPU, for each 24 GB)")
+
+
+def add_folder_flags(add, out):
+    """Add the flags of a run's folder: --out, by default `out`, --resume and --tensorboard."""
+    add("--out", type=Path, default=out, help="folder of the run")
+    add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
+    add("--tensorboard", action="store_true", help="also write the metrics as TensorBoard's events "
+        "into the folder")
+
+
+def add_checkpoint_flag(add):
+    """Add --checkpoint."""
+    add("--checkpoint", type=Path, help="a run folder, a checkpoint file, or a published one "
+        "(default: runs/pretrain, else the checkpoint that comes with the code)")
 
 
 def add_history_flag(add):
@@ -263,7 +191,7 @@ def default_checkpoint():
 
 
 def pick_device(name):
-    """"auto" -> cuda if there is one, else cpu; another name -> that device."""
+    """The device of --device; auto: cuda if there is one, else cpu."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -291,7 +219,7 @@ def limit_threads(image, device):
 
 
 def mixed_precision(device):
-    """Within it matrix products run in bfloat16 on a GPU; elsewhere nothing changes."""
+    """A context manager: matrix products run in bfloat16 on a GPU; elsewhere nothing changes."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from data import ITEM, Read, Unreadable
+from data import ITEM, LeftOut, Read, Unreadable
 from model import encode_parts
 from support.arguments import mixed_precision
 from support.errors import require, require_readable
@@ -27,9 +27,10 @@ def read_lengths(source):
         try:
             source.require_used(i)
             lengths[i] = source.duration(i)
+        except LeftOut:
+            continue
         except Unreadable as error:
-            if video.name not in source.left_out:
-                unreadable[video.name] = str(error)
+            unreadable[video.name] = str(error)
     return lengths, unreadable
 
 

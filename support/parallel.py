@@ -50,6 +50,11 @@ def any_of(*flags):
     return total(torch.tensor(flags, dtype=torch.int)).bool().tolist()
 
 
+def wait():
+    """Wait for the other processes."""
+    any_of(False)
+
+
 def add_gradients(model):
     """Sum the gradients of all processes. Where no video could be read, they are 0."""
     if not dist.is_initialized():

@@ -22,7 +22,7 @@ WRONG = (AttributeError, KeyError, TypeError, ValueError, OverflowError, Recursi
 
 @contextmanager
 def fields_of(where, need):
-    """Within it, a wrong or absent field raises InputError: "where: problem; need"."""
+    """A context manager: a wrong or absent field raises InputError "where: problem; need"."""
     try:
         yield
     except InputError:

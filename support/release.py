@@ -4,22 +4,21 @@
     clip_features      pseudo_labels.clip_features     speech keeps its length
     soft_targets       pseudo_labels.soft_targets      only the five likeliest phrases are kept
     objective          train.objective                 one missing clip; h's chain through T levels
-    missing_targets    train.all_targets               of the missing clip alone
-    make_optimizer     train.make_optimizer            Nesterov momentum; AdamW's default betas
-    rate_of            train.rate_of                   cut to a tenth twice in each stage
+    BETAS              train.BETAS                     AdamW's default
+    *_CUTS             -                               rates are cut to a tenth twice in each stage
 
-Symbols and shapes are those of train.py. docs/differences.md says what else the release does.
+train.py has the rest: `released_draw`, and the Recipe that names all this. Symbols and shapes are
+those of train.py. docs/differences.md says what else the release does.
 """
 import torch
 
 import pseudo_labels
 from diffusion import add_noise
-from losses import cross_entropy, match
-from support.run import stepped_rate
+from losses import agreement, cross_entropy, match
 
 FLAGS = dict(noise=["release"], targets="both")         # defaults of train.py's flags
 TOP = 5                                                 # phrases that are kept of a clip's softmax
-SGD_LR, WEIGHT_DECAY = 5e-3, 1e-4
+BETAS = 0.9, 0.999                                      # of AdamW
 # When the rate is cut to a tenth, as shares of the epochs: after 2 and 4 of 5, and 15 and 23 of 25.
 SGD_CUTS, ADAMW_CUTS = (0.4, 0.8), (0.6, 0.92)
 
@@ -48,8 +47,8 @@ def soft_targets(features, phrases, tau):
     return kept / kept.sum(-1, keepdim=True)
 
 
-def objective(model, clips, targets, noise, j, observed, read):
-    """The terms of B videos; noise (B, T, D), j (B,), observed and read (B, N).
+def objective(model, clips, targets, noise, j, observed, perm):
+    """The terms of B videos; noise (B, T, D), j (B,), observed and perm (B, N).
 
     h goes through all levels in a chain. At the noisiest level it reads x_j^0, noised; at each
     lower level, its previous prediction, noised again. No gradient passes through what is noised.
@@ -64,14 +63,14 @@ def objective(model, clips, targets, noise, j, observed, read):
     the same, since nothing that is trained is in H(p').
 
     Returns: the three parts of L, of each video, (B,): of L_XE, of L_MSE and of L_MC, the first and
-    the last as they are weighted here; log p of Eq. 6, of x (B, N, K) and of x_hat (B, T, K).
+    the last as they are weighted here; the shares, (B,), as in train.objective, of h over levels.
     """
     B, N = clips.shape[:2]
     T = len(model.alpha_bar)
     x = model.encode(clips.flatten(0, 1)).unflatten(0, (B, N))             # x_i = f(v_i)
     log_p = match(x, model.phrases, model.tau)                             # Eq. 6
     x0 = x[torch.arange(B, device=x.device), j]                            # (B, D), with gradient
-    context = (model.scale * x).take_along_dim(read[..., None], 1)         # (B, N, D)
+    context = (model.scale * x).take_along_dim(perm[..., None], 1)         # (B, N, D)
     z_hat, predicted = model.scale * x0, []                # what is noised at the noisiest level
     for t in reversed(range(T)):
         zt = add_noise(z_hat.detach(), noise[:, t], model.alpha_bar[t])
@@ -79,28 +78,8 @@ def objective(model, clips, targets, noise, j, observed, read):
         predicted.append(z_hat)
     x_hat = torch.stack(predicted, 1) / model.scale                        # (B, T, D)
     log_q = match(x_hat, model.phrases, model.tau)                         # Eq. 6, of x_hat
-    wanted = missing_targets(targets, noise, j)                            # (B, 1, K)
+    wanted = targets.take_along_dim(j[:, None, None], 1)                   # (B, 1, K)
     xe = cross_entropy(targets, log_p).sum(1) / (N + T)                    # N of N + T rows
     mse = (x_hat - x0[:, None]).pow(2).mean((1, 2))
     mc = cross_entropy(wanted, log_q).sum(1) / (N + T)                     # the other T
-    return xe, mse, mc, log_p, log_q
-
-
-def missing_targets(targets, noise, j, *draws):
-    """The soft targets of what h predicts in `objective`: of clip j, (B, 1, K), for all levels."""
-    return targets.take_along_dim(j[:, None, None], 1)
-
-
-def make_optimizer(model, stage):
-    """SGD with Nesterov momentum, then AdamW. The loop sets the learning rate."""
-    options = dict(lr=0.0, weight_decay=WEIGHT_DECAY)
-    if stage == "sgd":
-        return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, **options)
-    return torch.optim.AdamW(model.parameters(), fused=True, **options)
-
-
-def rate_of(update, switch, updates, peak):
-    """The learning rate of an update: no rise, and cut to a tenth twice in each stage."""
-    if update < switch:
-        return stepped_rate(update, 0, switch, SGD_LR, SGD_CUTS)
-    return stepped_rate(update, switch, updates, peak, ADAMW_CUTS)
+    return xe, mse, mc, agreement(log_p, targets), agreement(log_q, wanted)

@@ -20,7 +20,8 @@ from support.errors import InputError, require, require_readable, too_many
 from support.log import Metrics, open_tensorboard
 from support.write import write_atomically, write_json
 
-FIRST_SAVE, LAST_SAVE, SHARE = 60.0, 600.0, 100    # s; a save may take a hundredth of the time
+FIRST_SAVE, MOST_BETWEEN = 60.0, 600.0             # s: after which it saves first; then, at most
+PER_SAVE = 100            # time between two saves / time that a save takes
 ENOUGH = 20               # videos that must be tried before the share of unreadable ones is judged
 FREE = ("out", "resume", "device", "workers", "max_unreadable", "micro_batch", "log_every", "skip",
         "compile", "tensorboard")                  # flags that --resume may change
@@ -28,24 +29,19 @@ WRITTEN = "config.json", "checkpoint.pt", "metrics.jsonl", "left_out.json", "unr
 EVENTS = "events.out.tfevents.*"                   # TensorBoard's
 
 
-def learning_rate(update, first, last, peak):
-    """The rate in a stage [first, last). It rises over 5% of the stage, then falls to 0."""
-    updates = last - first
-    return peak * min(1.0, (update - first + 1) / (0.05 * updates + 1),
-                      (last - update) / (0.95 * updates))
-
-
-def stepped_rate(update, first, last, peak, cuts):
-    """The rate in a stage [first, last) as in the release: the peak, and a tenth of what it was
-    after each of `cuts`, shares of the stage."""
-    done = (update - first) / (last - first)
-    return peak * 0.1 ** sum(done >= cut for cut in cuts)
+def learning_rate(update, first, last, peak, cuts=()):
+    """The rate in a stage [first, last). It rises over 5% of the stage, then falls to 0. With
+    `cuts`, shares of the stage, it is constant, but cut to a tenth after each of them (release)."""
+    done, updates = update - first, last - first
+    if cuts:
+        return peak * 0.1 ** sum(done / updates >= cut for cut in cuts)
+    return peak * min(1.0, (done + 1) / (0.05 * updates + 1), (last - update) / (0.95 * updates))
 
 
 @contextmanager
 def signals_to(handler):
-    """Within it Ctrl-C and SIGTERM call handler(number, frame); afterwards they mean what they did
-    before. Python lets the main thread alone do so: in another, nothing changes."""
+    """A context manager: Ctrl-C and SIGTERM call handler(number, frame); afterwards they mean what
+    they did before. Python lets the main thread alone do so: in another, nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -102,7 +98,7 @@ class Run:
         self.made, self.writer, self.stop, self.logged = [], None, False, False
         self.tensorboard = open_tensorboard() if args.tensorboard else None
         self.require_usable()
-        parallel.any_of(False)                     # no process takes it before all have looked
+        parallel.wait()                            # no process takes it before all have looked
         if self.resumed and (self.out / "checkpoint.pt").exists():
             self.checkpoint = tensors.read(self.out)
             require({"model", "optimizer", "settings", "step"} <= self.checkpoint.keys(),
@@ -110,7 +106,7 @@ class Run:
         self.first = self.checkpoint.get("step", 0)
         for name, value in vars(args).items():
             if isinstance(value, Path) and name not in FREE:
-                self.settings[name] = str(value)   # it may move: see `require_list`
+                self.settings[name] = str(value)   # it may move: see `require_same_list`
             elif name not in FREE:
                 self.settings[name] = value
                 self.require_same(name)
@@ -143,7 +139,7 @@ class Run:
         require(before == value, f"--resume: the run in {self.out} has {name} {before}, not "
                 f"{value}; it must stay the same")
 
-    def require_list(self, name, lines):
+    def require_same_list(self, name, lines):
         """Keep the digest of what a file or a folder holds among the settings. InputError if the
         checkpoint's run had another."""
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -153,7 +149,8 @@ class Run:
     # --- It begins, and ends ---
     @contextmanager
     def begin(self, title, source, updates, per_epoch, names, device):
-        """Take the folder. Within it: the updates that are left, with a bar. names: of `metrics`.
+        """A context manager that takes the folder -> the updates that are left, with a bar. names:
+        of `metrics`.
 
         Ctrl-C and SIGTERM: the update under way is finished and saved; `after` tells to stop, and
         the program ends as it does by Ctrl-C. A second Ctrl-C ends it at once.
@@ -164,7 +161,7 @@ class Run:
             try:
                 if self.rank == 0:
                     self.claim()
-                parallel.any_of(False)             # no process writes before the folder is taken
+                parallel.wait()                    # no process writes before the folder is taken
                 for name in self.unreadable:
                     self.append_unreadable(name)
                 self.metrics = Metrics(names, device)
@@ -269,7 +266,7 @@ class Run:
         tried = kinds["read"] + kinds["unreadable"]
         judged = tried >= least or len(self.tried) == self.count
         bad = judged and too_many(kinds["unreadable"], tried, self.max_unreadable)
-        anywhere, = parallel.any_of(bad)
+        [anywhere] = parallel.any_of(bad)
         path = self.out / "unreadable.txt"
         if bad:
             failed = {name: self.unreadable[name] for name, outcome in self.tried.items()
@@ -283,13 +280,13 @@ class Run:
         of the gradient."""
         self.done = done
         due = self.rank == 0 and time.perf_counter() - self.saved > self.period
-        asked, due = parallel.any_of(self.stop, due)
-        end = asked or done == self.updates
+        stop, due = parallel.any_of(self.stop, due)
+        end = stop or done == self.updates
         if end or done % self.log_every == 0:
             self.log(norm, optimizer.param_groups[0]["lr"])
             if end or due:
                 self.save(model, optimizer)
-        return asked
+        return stop
 
     def log(self, norm, lr):
         """Write a row of metrics.jsonl, and its loss and shares to the bar. FloatingPointError
@@ -320,5 +317,5 @@ class Run:
             tensors.save(self.out / "checkpoint.pt", model, step=self.done,
                          optimizer=optimizer.state_dict(), settings=self.settings)
         self.saved = time.perf_counter()
-        self.period = min(SHARE * (self.saved - began), LAST_SAVE)
+        self.period = min(PER_SAVE * (self.saved - began), MOST_BETWEEN)
         self.judge_videos(ENOUGH)

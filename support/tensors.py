@@ -73,8 +73,8 @@ def require_held(path, archive, entry):
 
 
 def read_npz(path, need):
-    """{name: array} of an npz file. InputError, which ends with `need`, if it is none, damaged, or
-    promises more than it holds. Nothing in it is executed."""
+    """{name: array} of an npz file. Nothing in it is executed. InputError, which ends with `need`,
+    if it is no npz, is damaged, or promises more than it holds."""
     path = Path(path)
     try:
         with zipfile.ZipFile(path) as archive:

@@ -23,13 +23,14 @@ def epoch_order(count, seed, epoch):
     return np.random.default_rng((ORDER, seed, epoch)).permutation(count)
 
 
-def items(updates, count, batch, share, seed):
+def items(updates, count, batch, places, seed):
     """Yield the items (epoch, number, place) of `updates` (a range), each of `batch` of `count`
-    videos or examples, each once in an epoch. share: the places of this process in a batch."""
+    videos or examples, each once in an epoch. places: of this process in a batch."""
     for update in updates:
         epoch, k = divmod(update, count // batch)
         order = epoch_order(count, seed, epoch)
-        yield from ((epoch, int(order[k * batch + place]), place) for place in share)
+        for place in places:
+            yield epoch, int(order[k * batch + place]), place
 
 
 class Attempts(Dataset):
@@ -71,7 +72,7 @@ def ignore_signals(worker):
 
 @contextmanager
 def iterate(loader):
-    """Within it: an iterator over a DataLoader, whose workers are ended afterwards.
+    """A context manager -> an iterator over a DataLoader, whose workers are ended afterwards.
 
     torch lets them finish an item, for some seconds; one that still reads then is killed. They
     ignore SIGTERM, by which Python itself ends them when it exits: it would wait for ever.
@@ -107,8 +108,8 @@ def what_was_lost(error):
 
 @contextmanager
 def read_ahead(dataset, items, workers, pin=False):
-    """Within it: an iterator over the Read of each item, in order. Worker processes (0: none) begin
-    to read at once, and none of them is left afterwards.
+    """A context manager -> an iterator over the Read of each item, in order. Worker processes (0:
+    none) begin to read at once, and none of them is left afterwards.
 
     InputError if one dies, or cannot hand over what it read. torch tells so in the main thread, at
     any time, also while nothing is read; so the whole loop belongs within it.

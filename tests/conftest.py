@@ -59,7 +59,7 @@ def log_and_save_every(updates, patch):
     patch.setitem(train.SIZES["small"], "log_every", updates)
     patch.setattr(finetune, "parse", parse_and_set)
     patch.setattr(run, "FIRST_SAVE", 0.0)              # s
-    patch.setattr(run, "LAST_SAVE", 0.0)
+    patch.setattr(run, "MOST_BETWEEN", 0.0)
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def slow_entropy(target, p):
     return -(target @ p.log())
 
 
-def slow_objective(model, v, targets, noise, t, observed, read):
+def slow_objective(model, v, targets, noise, t, observed, perm):
     """L_XE, L_MSE and L_MC of each video, (B, 3): v (B, N, ..), the other tensors as in train.py;
     without h, L_XE alone. The mask is zeros at the noisiest level."""
     N, scale, terms = v.shape[1], model.scale, []
@@ -145,7 +145,7 @@ def slow_objective(model, v, targets, noise, t, observed, read):
             z = torch.full((N, len(x[0])), 99.0)
             for i in range(N):
                 if observed[b, j, i]:
-                    z[i] = scale * x[read[b, j, i]]
+                    z[i] = scale * x[perm[b, j, i]]
             x0, level = x[j].detach(), int(t[b, j])
             a = float(model.alpha_bar[level])
             zt = math.sqrt(a) * scale * x0 + math.sqrt(1 - a) * noise[b, j]    # Eq. 2

@@ -251,9 +251,9 @@ class Previous(evaluate.Task):
         return [one._replace(label=videos[one.video].steps[one.step - 1].label)
                 for one in classify_examples(videos) if one.step > 0]
 
-    def lines(self, asked):
-        log_p = evaluate.match_labels(asked.model, asked.x.mean(1), asked.texts)
-        return evaluate.accuracies({"ours": log_p}, asked.labels)
+    def numbers(self, inputs):
+        log_p = evaluate.match_labels(inputs.model, inputs.x.mean(1), inputs.texts)
+        return evaluate.accuracies({"ours": log_p}, inputs.labels)
 
 
 @pytest.mark.parametrize("part", ["classifier", "denoiser", "encoder"])

@@ -258,8 +258,8 @@ class Direction(evaluate.Task):
     def examples(self, videos, spacing, min_steps):
         return [one._replace(label=None) for one in activity_examples(videos)]
 
-    def lines(self, asked):
-        model, x, (M, N, D) = asked.model, asked.x, asked.x.shape
+    def numbers(self, inputs):
+        model, x, (M, N, D) = inputs.model, inputs.x, inputs.x.shape
         kept, noise = x[:, :N - 1], torch.zeros(M, 1, D)
         cosines = [(normalize(model.forecast_next(clips, noise)[:, 0], dim=-1) * x[:, -1]).sum(-1)
                    for clips in (kept, kept.flip(1))]

@@ -165,7 +165,7 @@ def test_actions_need_verb_and_noun_and_rank_pairs():
     log_p = [(4 * draw(M, 2, n, seed=n)).log_softmax(-1) for n in sizes]
     labels = torch.stack([torch.arange(M) % n for n in sizes], 1)
     model = SimpleNamespace(classify=lambda x: log_p)
-    rows = evaluate.Actions().lines(SimpleNamespace(model=model, x=None, labels=labels))
+    rows = evaluate.Actions().numbers(SimpleNamespace(model=model, x=None, labels=labels))
     p = [one.exp().mean(1).tolist() for one in log_p]      # of verbs, of nouns
     ranks = {"verb": [], "noun": [], "action": []}         # how many are likelier
     for m, (v, u) in enumerate(labels.tolist()):

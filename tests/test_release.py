@@ -19,7 +19,7 @@ from data import NarratedVideos
 from diffusion import released_levels
 from pseudo_labels import soft_targets
 from support import release
-from support.run import stepped_rate
+from support.run import learning_rate
 from support.workers import epoch_order
 from toy.__main__ import export
 from toy.source import Toy, load_teacher
@@ -28,7 +28,7 @@ RELEASE = "--recipe", "release"
 
 
 # --- The objective and its draws ---
-def slow_release(model, v, targets, noise, j, observed, read):
+def slow_release(model, v, targets, noise, j, observed, perm):
     """The loss of the release, of a batch, by torch's own losses: KL of 9 B + 4 B rows, with the
     entropy of the targets that it takes off added again; MSE of T B rows. (T = 3 here.)"""
     rows, wanted, predicted, true = [], [], [], []
@@ -41,7 +41,7 @@ def slow_release(model, v, targets, noise, j, observed, read):
         z = torch.full((len(x), len(x[0])), 99.0)
         for i in range(len(x)):
             if observed[b, i]:
-                z[i] = scale * x[read[b, i]]
+                z[i] = scale * x[perm[b, i]]
         known = scale * x[j[b]]                        # what is noised
         for t in range(T - 1, -1, -1):
             a, level = float(model.alpha_bar[t]), t
@@ -70,8 +70,10 @@ def test_the_released_objective_by_loops(float64, order, rows, context):
     scale left out."""
     model, v, targets = tiny(order)
     given = v, targets, *train.released_draw(2, 16, 3, rows, context, 0, 7)
-    xe, mse, mc, log_p, log_q = release.objective(model, *given)
-    assert log_p.shape == (2, 9, 5) and log_q.shape == (2, 3, 5)
+    xe, mse, mc, of_f, of_h = release.objective(model, *given)
+    x = model.encode(v.flatten(0, 1)).unflatten(0, (2, 9))
+    named = (model.match(x).argmax(-1) == targets.argmax(-1)).float().mean(1)
+    assert torch.equal(of_f, named) and of_h.shape == (2,)
     ours, slow = (xe + mse + mc).mean(), slow_release(model, *given)
     torch.testing.assert_close(ours, slow, rtol=1e-5, atol=1e-5)
     ours, slow = (torch.autograd.grad(loss, [*model.parameters()]) for loss in (ours, slow))
@@ -82,10 +84,10 @@ def test_the_released_objective_by_loops(float64, order, rows, context):
 def test_the_draws_of_the_release():
     """Catches: a clip that is missing more often; x_j observed; a tail that begins before j, or is
     of another row; the draws of another update."""
-    noise, j, observed, read = train.released_draw(900, 2, 4, "release", "observed", 0, 5)
+    noise, j, observed, perm = train.released_draw(900, 2, 4, "release", "observed", 0, 5)
     assert noise.shape == (900, 4, 2) and abs(noise.mean()) < .05 and abs(noise.std() - 1) < .05
     assert j.bincount(minlength=9).min() > 60
-    assert (read == torch.arange(9)).all()
+    assert (perm == torch.arange(9)).all()
     hidden = 0
     for place, seen in zip(j.tolist(), observed.tolist()):
         assert all(seen[:place]) and not seen[place]
@@ -128,13 +130,14 @@ def test_the_targets_of_the_release_by_loops():
 def test_rates_are_cut_where_the_release_cuts_them():
     """Catches: a rise; a cut one update late, or by rounding; the cuts of the other stage."""
     peak = train.SGD_LR
-    rates = [release.rate_of(update, 50, 300, .1) for update in range(300)]
+    cuts = train.recipe_of(train.parse([*RELEASE])).cuts
+    rates = [train.rate_of(update, 50, 300, .1, cuts) for update in range(300)]
     assert rates[:50] == pytest.approx([peak] * 20 + [peak / 10] * 20 + [peak / 100] * 10)
     assert rates[50:] == pytest.approx([.1] * 150 + [.01] * 80 + [.001] * 20)
     for name, cuts in ("classify", (11, 14, 15)), ("forecast", (22, 28, 30)), (
             "actions", (30, 40, 50)):
         settings = finetune.settings_of(name, "release")
-        steps = [stepped_rate(7 * epoch + i, 0, 7 * cuts[-1], 1.0, settings.cuts)
+        steps = [learning_rate(7 * epoch + i, 0, 7 * cuts[-1], 1.0, settings.cuts)
                  for epoch in range(cuts[-1]) for i in range(7)]
         assert settings.epochs == cuts[-1]
         assert [steps.count(rate) for rate in sorted({*steps}, reverse=True)] == [
@@ -211,7 +214,7 @@ def test_fine_tuned_by_the_release(trained, here, task, epochs):
     call("train.py", *TUNE, "--task", task, *RELEASE, "--epochs", "2", "--init",
          trained / "diffusion", "--out", "run")
     rates, updates = [row["lr"] for row in rows_of("run")], len(rows_of("run"))
-    assert rates == [stepped_rate(i, 0, updates, 5e-3, (11 / 15, 14 / 15)) for i in range(updates)]
+    assert rates == [learning_rate(i, 0, updates, 5e-3, (11 / 15, 14 / 15)) for i in range(updates)]
     assert all(row["loss"] < 20 for row in rows_of("run"))
     group, = weights.checkpoint.read("run")["optimizer"]["param_groups"]
     assert (group["momentum"], group["weight_decay"]) == (.9, 1e-4)

@@ -60,7 +60,7 @@ def test_the_draws_of_an_update():
     observed; clips hidden in the paper's rows; a shuffled row that reads a hidden clip, or one
     twice; another distribution; draws that are the same in all updates, or depend on a choice."""
     i = torch.arange(9)
-    noise, t, observed, read = train.draw(900, 2, 4, "release", "shuffled", 0, 5)
+    noise, t, observed, perm = train.draw(900, 2, 4, "release", "shuffled", 0, 5)
     for j in range(9):
         assert not observed[:, j, j].any() and observed[:, j, :j].all()
         places, counts = observed[:, j, j:].sum(1).unique(return_counts=True)  # how many after j
@@ -68,10 +68,10 @@ def test_the_draws_of_an_update():
         assert (observed[:, j, j + 1:].long().diff(dim=1) <= 0).all()
         assert counts.min() > 0.6 * 900 / len(places)
         assert t[:, j].bincount(minlength=4).min() > 170
-        moved = torch.where(observed[:, j], read[:, j], i)
+        moved = torch.where(observed[:, j], perm[:, j], i)
         assert torch.equal(moved.sort(1).values, i.expand(900, -1))
         assert torch.equal(moved.masked_fill(observed[:, j], -1), i.where(~observed[:, j], -1))
-    first = read[:, 8, 0].bincount()                   # eight are observed
+    first = perm[:, 8, 0].bincount()                   # eight are observed
     assert len(first) == 8 and first.min() > 0.6 * 900 / 8
     assert t.max() == 3 and abs(noise.mean()) < .03 and abs(noise.std() - 1) < .03
     paper = train.draw(900, 2, 4, "paper", "observed", 0, 5)
@@ -79,7 +79,7 @@ def test_the_draws_of_an_update():
     assert torch.equal(paper[0], noise) and torch.equal(paper[1], t)
     for seed, update in (0, 6), (1, 5):
         other = train.draw(900, 2, 4, "release", "shuffled", seed, update)
-        assert not any(map(torch.equal, other, (noise, t, observed, read)))
+        assert not any(map(torch.equal, other, (noise, t, observed, perm)))
 
 
 # --- What is read ---

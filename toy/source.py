@@ -40,7 +40,6 @@ class Toy(Source):
 
     @staticmethod
     def add_flags(add, command):
-        """As data.Source has it."""
         count = TRAINING_VIDEOS
         if command == "evaluate":
             count = TEST_VIDEOS
@@ -61,7 +60,7 @@ class Toy(Source):
         self.said = {}                                     # {i: narration} of those asked for
 
     def read_lists(self, args, split):
-        """As data.Source has it: the first --toy-videos of a split, or of each."""
+        """See Source.read_lists. The first --toy-videos of a split, or of each."""
         splits = [split]
         if split is None:
             splits = grammar.SPLIT_SEEDS
@@ -72,7 +71,7 @@ class Toy(Source):
         return Lists(videos, dict(names), dict(activities))
 
     def open(self, pictures, teacher, narrated=False):
-        """As data.Source has it. If `narrated`, only the frames are drawn that clips around a
+        """See Source.open. If `narrated`, only the frames are drawn that clips around a
         sentence can show."""
         self.frames_per_clip, count = pictures.frames, len(self.videos)
         self.drawn = [self.numbers_of_frames(i, narrated) for i in range(count)]
@@ -112,13 +111,11 @@ class Toy(Source):
         self.features[rows] = teacher.encode_frames(self.frames[rows]).cpu()
 
     def narration(self, i):
-        """As data.Source has it."""
         if i not in self.said:
             self.said[i] = render.narrate(self.videos[i])
         return self.said[i]
 
     def duration(self, i):
-        """As data.Source has it."""
         return self.videos[i].duration
 
     def picture(self, i, time):
@@ -127,7 +124,7 @@ class Toy(Source):
         return self.frames[self.first[i] + int(render.last_taken(time, n))]
 
     def clips(self, i, windows, rng=None):
-        """As data.Source has it; nothing is drawn at random."""
+        """See Source.clips. Nothing is drawn at random."""
         n = render.count_frames(self.videos[i])
         shown = render.last_taken(frame_times(windows, self.frames_per_clip), n)           # (C, F)
         index = np.searchsorted(self.drawn[i], shown)

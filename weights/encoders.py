@@ -44,14 +44,8 @@ ENCODERS = {
 # --- What is made ---
 def sizes_of(kind, size, chosen=None):
     """Config.encoder: the kind of f and its arguments at a --size. chosen: those of --set."""
-    line = ENCODERS[kind]
-    sizes = {"kind": kind}
-    if size == "small":
-        sizes.update(line.small)
-    else:
-        sizes.update(line.base)
-    sizes.update(chosen_of("encoder", chosen))
-    return sizes
+    sizes = {"kind": kind} | getattr(ENCODERS[kind], size)
+    return sizes | chosen_of("encoder", chosen)
 
 
 def make(kind, arguments):
