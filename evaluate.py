@@ -457,6 +457,9 @@ def main(args):
             teacher = open_teacher(args.clip, args.clip_weights, device)
         source = open_unlabeled(args, model, teacher, args.split)
         write_features(args, model, teacher, source)
+        warning = warn_of_data(model, source)
+        if warning:
+            print(f"warning: {warning}")
         return
     content = evaluate(args)
     print_lines(content, TASKS[task_name(args)].words)

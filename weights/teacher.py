@@ -74,7 +74,7 @@ def open_pretrained(clip, clip_weights=None, device="cpu"):
         tokenizer = open_clip.get_tokenizer(clip)
     except Exception as error:                 # each way of loading has another class
         raise InputError(f"--clip {clip} --clip-weights {clip_weights}: {shorten(str(error), 250)};"
-                         " without a network, fetch it elsewhere and give --clip-weights FILE, with"
-                         " only this model's tensors") from None
+                         " without a network, fetch its weights elsewhere (docs/data.md, Where to "
+                         "get it) and give --clip-weights FILE") from None
     pictures = model.visual.preprocess_cfg
     return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)
