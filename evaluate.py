@@ -193,7 +193,8 @@ class Forecast(Task):
         # 1. By zero noise; by the teacher, as the paper re-purposes CLIP; by what can be known.
         Q, truth, S = inputs.args.samples, inputs.source.truth, inputs.zero_noise.shape[1]
         first = counted_as(inputs.model, inputs.source, S)
-        y, classes = first[inputs.labels], len(first.unique())                     # y (M,)
+        y = first[inputs.labels]                                                   # (M,)
+        classes = len(first.unique())
         history = inputs.seen.sum(1) / inputs.n[:, None]                           # (M, D) means
         teacher = match(history, inputs.texts, inputs.model.tau)                   # (M, S)
         p = {"zero_noise": inputs.zero_noise.exp(), "teacher": teacher.exp().cpu()}
@@ -266,7 +267,8 @@ class Classify(Task):
         p = {"ours": ours.exp().mean(1).cpu(), "teacher": teacher.exp().mean(1).cpu()}     # (M, S)
         S = p["ours"].shape[1]
         first = counted_as(inputs.model, inputs.source, S)
-        y, parts = first[labels], {}
+        y = first[labels]
+        parts = {}
         merged = {name: merge(q, first, S) for name, q in p.items()}
         right = each_correct(merged, y)                                            # (M,) bool each
         numbers = accuracies(merged, y)
@@ -335,7 +337,8 @@ TASKS = {
 def task_name(args):
     """Which of TASKS --task means for --data; without --task, the first that --data can do.
     InputError if it can do none, or another."""
-    names, has = {}, set(data_set(args.data).has)          # {word of --task: name in TASKS}
+    has = set(data_set(args.data).has)
+    names = {}                             # {word of --task: name in TASKS}
     for name, task in TASKS.items():
         if set(task.needs) <= has:
             names.setdefault(task.word or name, name)
@@ -399,13 +402,16 @@ def measured(args, model, source, history):
 def evaluate(args):
     """Score a checkpoint -> the content of --json."""
     # 1. The checkpoint, its task, the videos, and the texts of their label set.
-    began, device = time.perf_counter(), pick_device(args.device)
-    model, name = weights.load(args.checkpoint).to(device), task_name(args)
+    began = time.perf_counter()
+    device = pick_device(args.device)
+    model = weights.load(args.checkpoint).to(device)
+    name = task_name(args)
     require_task(model, name, args)
     task = TASKS[name]()
     source, _, teacher, texts = open_labeled(args, task, model, device, args.split)
     history, spacing = history_of(model, args.history)
-    tuned, warnings = model.config.history, [warn_of_data(model, source)]
+    tuned = model.config.history
+    warnings = [warn_of_data(model, source)]
     if "history" not in task.flags:
         history = None
     else:
@@ -451,7 +457,8 @@ def main(args):
     """Score, print, and write the JSON if asked for; or write a features file."""
     if args.task == "features":
         from files.features import write_features  # files/ is loaded when it is needed
-        device, teacher = pick_device(args.device), None
+        device = pick_device(args.device)
+        teacher = None
         model = weights.load(args.checkpoint).to(device)
         if args.clip:
             teacher = open_teacher(args.clip, args.clip_weights, device)

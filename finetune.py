@@ -181,7 +181,8 @@ def with_classifier(init, name, classes, names, texts):
     """The model of --init with a classifier of these classes, for a Task. It starts as `match` with
     the texts (S, D), or at zero without texts. Its logits are divided by the tau of --init; a
     published f has the paper's, as in the release."""
-    task, config = TASKS[name], replace(init.config, task=name, classes=classes, names=names)
+    task = TASKS[name]
+    config = replace(init.config, task=name, classes=classes, names=names)
     if task.trained == "denoiser":
         heads = max(4, init.dim // 64)                     # of a new h
         config.denoiser = dict(config.denoiser or {"layers": 4, "heads": heads})
@@ -232,7 +233,8 @@ def set_up_tuning(args, run, device):
     """The task, its videos, their examples, and the model that is to be tuned."""
     # 1. The checkpoint, the videos and their labeled examples.
     name = task_name(args)
-    task, looks = TASKS[name](), args.init == INIT_TEACHER
+    task = TASKS[name]()
+    looks = args.init == INIT_TEACHER
     init = open_init(args, task, device)
     source, names, teacher, texts = open_labeled(args, task, init, device, "train", looks)
     start = [hashlib.sha256(value.numpy().tobytes()).hexdigest()
@@ -343,7 +345,8 @@ def parse(argv):
     kind = add_data_flags(parser, argv, "finetune")
     word = peek(argv, "--task", "classify")
     name = task_name(Namespace(data=peek(argv, "--data", "toy"), task=word))
-    task, recipe = TASKS[name], peek(argv, "--recipe", RECIPES[0])
+    task = TASKS[name]
+    recipe = peek(argv, "--recipe", RECIPES[0])
     require(task.trained, f"--task {word}: cannot be fine-tuned; evaluate.py measures it")
     settings = settings_of(name, recipe)
 

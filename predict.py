@@ -268,7 +268,8 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
 
     # 3. The result.
     add_key_frames(following, pipeline, source, model, windows, key_frames, strength, seed)
-    title, truth = name or str(video), None
+    title = name or str(video)
+    truth = None
     if video is None:
         title = source.videos[0].name
     if source.truth:

@@ -49,13 +49,14 @@ class Teacher:
     reads_sentences = True                     # a table of phrases does not
 
     def __init__(self, model, tokenizer, mean, std, device="cpu"):
-        self.model, self.tokenizer = model.eval().requires_grad_(False).to(device), tokenizer
-        self.mean, self.std = (torch.tensor(value, device=device).view(-1, 1, 1)
-                               for value in (mean, std))
-        size, self.device = model.visual.image_size, torch.device(device)
+        self.model = model.eval().requires_grad_(False).to(device)
+        self.tokenizer, self.device = tokenizer, torch.device(device)
+        self.mean = torch.tensor(mean, device=device).view(-1, 1, 1)
+        self.std = torch.tensor(std, device=device).view(-1, 1, 1)
+        size = model.visual.image_size
+        self.size = size if isinstance(size, int) else size[0]              # side, pixels
         if self.device.type == "cuda":             # of the image encoder; once, not at each call
             convert_weights_to_fp16(self.model.visual)
-        self.size = size if isinstance(size, int) else size[0]              # side, pixels
 
     @torch.no_grad()
     def encode_phrases(self, phrases):

@@ -281,7 +281,8 @@ def choose(source, videos, skip=()):
     their place, so that a resumed run may skip one more. InputError if none is there, or if one to
     skip is not listed."""
     names = dict.fromkeys(video.name for video in videos)
-    found, left_out = source.found(), {}
+    found = source.found()
+    left_out = {}
     if found is not None:
         for name in names:
             if name not in found:

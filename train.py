@@ -377,7 +377,8 @@ def add_flags(parser, kind, size, encoder):
     add("--context", choices=["observed", "shuffled"], default="observed",
         help="shuffled: h reads the observed clips in random order, a control")
 
-    sizes, add = SIZES[size], parser.add_argument_group("training").add_argument
+    sizes = SIZES[size]
+    add = parser.add_argument_group("training").add_argument
     add("--recipe", choices=finetune.RECIPES, default="paper", help="release: train as the "
         "authors' code does. Defaults are --noise release and --targets both; of the soft targets "
         "the five likeliest phrases are kept; one clip of a video is missing, and h denoises it "

@@ -36,13 +36,15 @@ def save_figure(path, draw, *args):
 def plot_forecast(figure, content, pictures):
     """Draw predict.py's JSON: observed frames, next steps, futures. pictures (N, 3, height, width)
     uint8, of each window."""
-    clips, truth = content["clips"], content["truth"] or {"next": [], "futures": []}
+    clips = content["clips"]
+    truth = content["truth"] or {"next": [], "futures": []}
     figure.set_size_inches(8, 4.4)
     observed, following = figure.subfigures(2, 1, height_ratios=(1.9, 2.5))
     observed.suptitle(f"Observed: {content['video']}, {clips[0]['start']:.0f} to "
                       f"{clips[-1]['end']:.0f} s", x=0.01, ha="left")
     for i, axes in enumerate(observed.subplots(1, len(clips), squeeze=False)[0]):
-        best, true = clips[i]["steps"][0], ""
+        best = clips[i]["steps"][0]
+        true = ""
         if content["truth"]:
             true = fill(f"true: {truth['clips'][i] or 'none'}", 14)
         axes.imshow(pictures[i].transpose(1, 2, 0))

@@ -100,7 +100,8 @@ def enlarge(picture, pipeline):
     to which a larger one is reduced; both sides are multiples of the pixels of its latents."""
     block = pipeline.vae_scale_factor                  # pixels, side of what a latent stands for
     latents = pipeline.unet.config.sample_size
-    sides, short = picture.shape[1:], min(picture.shape[1:])
+    sides = picture.shape[1:]
+    short = min(picture.shape[1:])
     return transform.resize(picture, [block * round(side * latents / short) for side in sides])
 
 
@@ -117,7 +118,8 @@ def draw_key_frames(pipeline, folder, picture, steps, strength=None, seed=0):
              that are added to it, None: STRENGTH; seed: of that noise, which is the same for all.
     Returns: the paths, one for each step.
     """
-    start, paths = transform.to_pil_image(enlarge(picture, pipeline)), []
+    start = transform.to_pil_image(enlarge(picture, pipeline))
+    paths = []
     for rank, step in enumerate(steps, start=1):
         pipeline.set_progress_bar_config(desc=step)
         drawn = pipeline(prompt=step, image=start, strength=strength or STRENGTH,

@@ -71,7 +71,8 @@ def objective(model, clips, targets, noise, j, observed, perm):
     log_p = match(x, model.phrases, model.tau)                             # Eq. 6
     x0 = x[torch.arange(B, device=x.device), j]                            # (B, D), with gradient
     context = (model.scale * x).take_along_dim(perm[..., None], 1)         # (B, N, D)
-    z_hat, predicted = model.scale * x0, []                # what is noised at the noisiest level
+    z_hat = model.scale * x0                               # what is noised at the noisiest level
+    predicted = []
     for t in reversed(range(T)):
         zt = add_noise(z_hat.detach(), noise[:, t], model.alpha_bar[t])
         z_hat = model.denoiser(zt, context, observed, j, torch.full_like(j, t)).float()    # Eq. 5
