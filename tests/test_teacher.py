@@ -138,7 +138,7 @@ def test_a_teacher_that_cannot_be_downloaded(monkeypatch):
         raise FileNotFoundError("Failed to download timm/vit_base_patch16_clip_224.openai.\nOff")
     monkeypatch.setattr(open_clip.factory, "download_pretrained", refuse)
     with pytest.raises(InputError, match="--clip ViT-B-16-quickgelu --clip-weights openai.*timm/vit"
-                       ".*fetch it elsewhere and give --clip-weights FILE"):
+                       ".*fetch its weights elsewhere .*give --clip-weights FILE"):
         open_pretrained(None)                             # as of a published file
 
 
