@@ -21,8 +21,7 @@ trained.
                                        MixUp, RandAugment
 
 A Task (evaluate.py) says what is trained, and SETTINGS how; with `--recipe release`, RELEASED does.
-The gradient passes through all T passes of `sample`; a tenth of the values
-of h's tokens is dropped.
+The gradient flows back through all T passes of `sample`. h's tokens have dropout 0.1.
 N clips of an example, B examples per update, S classes, D embedding.
 """
 import hashlib

@@ -24,7 +24,7 @@ is numbered L there, and is called Eq. A here:
         <= c + sum_t E KL( q(x_j^{t-1} | x_j^t, x_j^0) || p_theta(x_j^{t-1} | x_j^t, {x_i}) )
     -log p_theta(y_j | {x_i}) <= E_{x_j ~ p_theta} -log p(y_j | x_j)                   -> L_MC
 
-q is the noising of Eq. 2. The bound of L_MSE is that of every diffusion model, the bound of L_MC is
+q is the noising of Eq. 2. The bound of L_MSE is that of every diffusion model; the bound of L_MC is
 Jensen's inequality. The paper simplifies in five places:
 - Eq. 1 takes p(y_j | x_j) at the true x_j. Eq. A averages -log p(y_j | x_j) over p_theta. This mean
   bounds -log p_theta(y_j | {x_i}) for the text of a forecast.

@@ -383,7 +383,7 @@ def add_flags(parser, kind, size, encoder):
         "authors' code does. Defaults are --noise release and --targets both; of the soft targets "
         "the five likeliest phrases are kept; one clip of a video is missing, and h denoises it "
         "through all levels; L_MSE is a mean over coordinates and trains its target, too; rates "
-        "are cut to a tenth after 40 and 80 %% of the epochs of SGD, 60 and 92 %% of AdamW's")
+        "are cut to a tenth after 40 and 80%% of SGD's epochs, and 60 and 92%% of AdamW's")
     add("--sgd-epochs", type=positive(float, zero=True), default=sizes["sgd_epochs"],
         help="epochs of SGD, the first stage")
     add("--epochs", type=positive(float, zero=True), default=sizes["epochs"],
