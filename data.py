@@ -77,11 +77,13 @@ class Encoder(Protocol):
 
 
 class Unreadable(ValueError):
-    """A video that cannot be used, and why. It is counted, named and left out."""
+    """A video that cannot be used, and why. It is named and left out. All but `LeftOut` count
+    toward --max-unreadable."""
 
 
 class LeftOut(Unreadable):
-    """A video that is not used: by --skip, or since nothing is said in it. It is never counted."""
+    """A video that is not used: by --skip, or since nothing is said in it. It does not count toward
+    --max-unreadable."""
 
 
 class Lists(NamedTuple):
@@ -160,10 +162,12 @@ class Source:
         return self.paths.keys() & set(self.captions)
 
     def open(self, pictures, teacher, narrated=False):
-        """Prepare to read clips of `videos`. pictures: what f reads, Pictures; teacher: the one
-        that looks at the clips, or None, whose `size` is the side of the pictures it takes, in
-        pixels; narrated: clips will be those of `sentence_windows` alone. Narrations and durations
-        can be read before."""
+        """Prepare to read clips of `videos`. Narrations and durations can be read before.
+
+        pictures: what f reads, Pictures. teacher: a Teacher that looks at the clips, or None. Its
+        `size` is the side of the pictures it takes, in pixels. narrated: clips will be those of
+        `sentence_windows` alone.
+        """
 
     def narration(self, i):
         """What is said in video i: [(start s, end s, text), ...], by start, each with words; [] if
@@ -210,28 +214,26 @@ def window_around(start, end, seconds, duration):
     return first, min(first + seconds, duration)
 
 
-def joined(sentences, i):
+def joined(words, i):
     """The first and the last sentence of those joined with sentence i: the next sentence and the
-    one before are added in turn, until there are 12 words."""
-    first, last, end = i, i, len(sentences) - 1
-    words = len(sentences[i][2].split())
-    while words < MIN_WORDS and (first > 0 or last < end):
+    one before are added in turn, until there are 12 words. words: how many each sentence has."""
+    first = last = i
+    end = len(words) - 1
+    while sum(words[first:last + 1]) < MIN_WORDS and (first > 0 or last < end):
         if last < end and (first == 0 or last - i <= i - first):
             last += 1
-            words += len(sentences[last][2].split())
         else:
             first -= 1
-            words += len(sentences[first][2].split())
     return first, last
 
 
 def sentence_windows(sentences, duration, rng, stride=STRIDE):
     """9-s windows around every `stride`-th sentence, and what is `joined` with it: (n, 2) float64.
     The first is drawn. sentences: [(start s, end s, text), ...], by start, each with words."""
-    windows = []
+    windows, words = [], [len(text.split()) for _, _, text in sentences]
     offset = rng.integers(min(stride, max(len(sentences), 1)))
     for i in range(offset, len(sentences), stride):
-        first, last = joined(sentences, i)
+        first, last = joined(words, i)
         start, end = sentences[first][0], sentences[last][1]
         windows.append(window_around(start, end, CLIP_SECONDS, duration))
     return np.array(windows).reshape(-1, 2)
@@ -248,7 +250,7 @@ def consecutive(windows, rng):
     return windows[first:first + CLIPS]
 
 
-def spoken(narration, end):
+def sentences_before(narration, end):
     """The sentences that begin before a video ends, at `end` s. Unreadable if most do not."""
     said = [sentence for sentence in narration if sentence[0] < end]
     if 2 * len(said) < max(len(narration), 1):
@@ -257,7 +259,7 @@ def spoken(narration, end):
     return said
 
 
-def shares(spans, windows, usable=True):
+def averaging_weights(spans, windows, usable=True):
     """Weights that average m spans (m, 2) s over each window (n, 2) s: (n, m), rows sum to 1. Row i
     has equal weights for the spans whose middle lies in window i, or for the nearest span if there
     is none. Only usable spans, (n, m) bool, count."""
@@ -277,7 +279,8 @@ def clip_distance(source, stride, max_unreadable=1.0):
     cannot be read: the rest are then unlikely to be better. A skipped video is not opened.
     """
     rng = np.random.default_rng(0)
-    distances, bad, spoken_in, tried = [], [], 0, 0
+    distances, bad = [], []
+    with_words = tried = 0
     for i in trange(min(len(source.videos), MEASURED), desc="captions", delay=2):
         try:
             source.require_used(i)
@@ -289,13 +292,13 @@ def clip_distance(source, stride, max_unreadable=1.0):
             bad.append(error)
             continue
         if narration:
-            spoken_in += 1
+            with_words += 1
             end = max(end for _, end, _ in narration)
             windows = sentence_windows(narration, end, rng, stride)
             distances.extend(np.diff(windows.mean(1)))
-    if len(bad) > max_unreadable * tried or not spoken_in:
+    if len(bad) > max_unreadable * tried or not with_words:
         first = bad[0] if bad else "nothing is said in the others"
-        raise Unreadable(f"of the first {tried} narrations, {spoken_in} have words and {len(bad)} "
+        raise Unreadable(f"of the first {tried} narrations, {with_words} have words and {len(bad)} "
                          f"cannot be read; --max-unreadable is {max_unreadable}; {first}")
     mean = float(np.mean(distances)) if distances else 0.0
     return mean if mean >= 1 else CLIP_SECONDS
@@ -307,9 +310,10 @@ class Read(NamedTuple):
     place: int                             # in the batch
     clips: torch.Tensor | None = None      # for f, as Source.clips gives them; None: unreadable
     seen: torch.Tensor | None = None       # for the teacher
-    said: tuple | None = None              # shares (n, m) of m sentences in each clip; their texts
+    said: tuple | None = None              # weights (n, m) of m sentences in each clip; their texts
     failed: str | None = None              # why it is unreadable
-    left_out: bool = False                 # whether this is no failure: data.LeftOut
+    left_out: bool = False                 # whether this is no failure: LeftOut
+    length: float | None = None            # s, of the video, for `python -m files check`
 
 
 class NarratedVideos(Dataset):
@@ -338,21 +342,21 @@ class NarratedVideos(Dataset):
         if not narration:
             raise LeftOut("no words")
         end = self.source.duration(video)
-        narration = spoken(narration, end)
+        narration = sentences_before(narration, end)
         windows = consecutive(sentence_windows(narration, end, rng, self.stride), rng)
         clips, seen = self.source.clips(video, windows, rng)
         said = None
         if self.sentences:
-            said = heard(narration, windows)
+            said = sentences_in(narration, windows)
         return Read(self.name(item), place, clips, seen, said)
 
 
-def heard(narration, windows):
-    """The sentences that belong to windows (n, 2) s: their `shares` (n, m), an array
-    of NumPy's, since torch would put it into shared memory, and their texts."""
-    share = shares(np.array([sentence[:2] for sentence in narration]), windows)
-    used = np.flatnonzero(share.any(0))
-    return share[:, used].astype(np.float32), [narration[i][2] for i in used]
+def sentences_in(narration, windows):
+    """The sentences that belong to windows (n, 2) s: their `averaging_weights` (n, m), and their
+    texts. The weights stay a NumPy array: a tensor would be moved to shared memory."""
+    weights = averaging_weights(np.array([sentence[:2] for sentence in narration]), windows)
+    used = np.flatnonzero(weights.any(0))
+    return weights[:, used].astype(np.float32), [narration[i][2] for i in used]
 
 
 # --- Labeled examples ---

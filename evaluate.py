@@ -56,7 +56,7 @@ from support.arguments import (
     positive,
 )
 from support.encode import encode_examples, read_lengths
-from support.errors import require, require_readable, run
+from support.errors import require, require_readable, run_command
 from support.metrics import (
     accuracies,
     by_class,
@@ -87,7 +87,7 @@ def score(model, x, n, texts, noise, batch):
     Monte Carlo: h denoises Q draws of x_j^T ~ N(0, I) to x_hat_j^0, and Eq. 6 gives p(y | x_hat).
     The approximate inference takes the peak of the Gaussian, x_j^T = 0: zeros, and Q = 1.
 
-    Args:    x (M, N, D), n (M,): how many of the N clips a history has; texts (S, D), None once
+    Args:    x (M, N, D), n (M,): how many of the N clips a history has; texts (S, D), not read once
              fine-tuned; noise (M, Q, D); batch: how many histories at a time.
     Returns: log p(y), (M, Q, S), on the CPU.
     """
@@ -102,9 +102,9 @@ def score(model, x, n, texts, noise, batch):
 def counted_as(model, source, S):
     """The step that each of S steps counts as, (S,) int64: itself, but for look-alikes of the toy
     world. Zero-shot, no label tells the two of a pair apart, so both count as the first. This is
-    the `place` of model.merge."""
+    the `as_one` of model.merge."""
     if source.truth and not model.config.task:
-        return source.truth.first
+        return source.truth.as_one
     return torch.arange(S)
 
 
@@ -119,7 +119,6 @@ class Inputs(NamedTuple):
     labels: torch.Tensor | None    # (M,), or (M, label sets); None for a task without labels
     examples: list                 # data.Example
     source: object                 # data.Source
-    args: object                   # of the command
     zero_noise: torch.Tensor | None = None     # (M, S) log p, of a task that forecasts
     samples: tuple = ()            # (M, Q, S) log p, for each time that samples are drawn
 
@@ -191,16 +190,17 @@ class Forecast(Task):
         """See Task.numbers. "top1" is the mean over the draws of samples; all else that is made of
         samples is of the first draw."""
         # 1. By zero noise; by the teacher, as the paper re-purposes CLIP; by what can be known.
-        Q, truth, S = inputs.args.samples, inputs.source.truth, inputs.zero_noise.shape[1]
-        first = counted_as(inputs.model, inputs.source, S)
-        y = first[inputs.labels]                                                   # (M,)
-        classes = len(first.unique())
+        truth, S = inputs.source.truth, inputs.zero_noise.shape[1]
+        Q = inputs.samples[0].shape[1]
+        as_one = counted_as(inputs.model, inputs.source, S)
+        y = as_one[inputs.labels]                                                   # (M,)
+        classes = len(as_one.unique())
         history = inputs.seen.sum(1) / inputs.n[:, None]                           # (M, D) means
         teacher = match(history, inputs.texts, inputs.model.tau)                   # (M, S)
         p = {"zero_noise": inputs.zero_noise.exp(), "teacher": teacher.exp().cpu()}
         if truth:
             p |= truth.next_steps(inputs.examples)
-        p = {way: merge(q, first, S) for way, q in p.items()}
+        p = {way: merge(q, as_one, S) for way, q in p.items()}
         right = each_correct(p, y)                                                 # (M,) bool each
         right["five_likeliest"] = topk_correct(p["zero_noise"], y, 5)
         numbers = {"classes": classes, "samples": Q, "draws": len(inputs.samples)}
@@ -209,7 +209,7 @@ class Forecast(Task):
 
         # 2. By samples: their mean (Eq. 11), and the best of them (Table 5), beside the best of as
         #    many draws from the softmax of zero noise.
-        drawn = [by_samples(log_p, y, first) for log_p in inputs.samples]
+        drawn = [by_samples(log_p, y, as_one) for log_p in inputs.samples]
         p["expectation"], right["expectation"], right["oracle"] = drawn[0]
         chance, right["oracle_softmax"] = draw_correct(p["zero_noise"], y, Q)
         draws = {"zero_noise": [percent(right["zero_noise"])],
@@ -238,12 +238,12 @@ class Forecast(Task):
         return numbers
 
 
-def by_samples(log_p, y, first):
+def by_samples(log_p, y, as_one):
     """Forecasts of the steps y (M,) by samples, log p (M, Q, S) -> p (M, S) of their mean (Eq. 11);
     whether its likeliest step is right, (M,) bool; and whether that of a sample is, which an oracle
-    picks (Table 5), (M,) bool. first (S,): as `counted_as` gives it."""
-    p = merge(expectation(log_p), first, len(first))
-    likeliest = merge(log_p.exp(), first, len(first)).argmax(-1)                   # (M, Q)
+    picks (Table 5), (M,) bool. as_one (S,): as `counted_as` gives it."""
+    p = merge(expectation(log_p), as_one, len(as_one))
+    likeliest = merge(log_p.exp(), as_one, len(as_one)).argmax(-1)                   # (M, Q)
     return p, topk_correct(p, y), (likeliest == y[:, None]).any(1)
 
 
@@ -266,13 +266,13 @@ class Classify(Task):
         teacher = match(inputs.seen, inputs.texts, inputs.model.tau)
         p = {"ours": ours.exp().mean(1).cpu(), "teacher": teacher.exp().mean(1).cpu()}     # (M, S)
         S = p["ours"].shape[1]
-        first = counted_as(inputs.model, inputs.source, S)
-        y = first[labels]
+        as_one = counted_as(inputs.model, inputs.source, S)
+        y = as_one[labels]
         parts = {}
-        merged = {name: merge(q, first, S) for name, q in p.items()}
+        merged = {name: merge(q, as_one, S) for name, q in p.items()}
         right = each_correct(merged, y)                                            # (M,) bool each
         numbers = accuracies(merged, y)
-        numbers["classes"] = len(first.unique())
+        numbers["classes"] = len(as_one.unique())
         numbers["by_class"] = by_class(right["ours"], labels, S)
         numbers["held_out"] = numbers["look_alikes"] = None
         if truth:
@@ -387,16 +387,14 @@ def examples_of(task, source, spacing, min_steps):
 # --- The command ---
 def measured(args, model, source, history):
     """What was measured, and by what: keys of the JSON that all tasks have."""
-    config, kinds = model.config, [kind for kind, _ in source.left_out.values()]
-    content = {"task": args.task, "data": args.data, "split": source.split}
-    content["setting"] = "fine-tuned" if config.task else "zero-shot"
-    content["order"], content["history"] = config.order, history
-    content["absent"] = kinds.count("absent")
-    content["classes"] = sum(config.classes) or None
-    content["samples"] = None
-    content["seed"], content["run_seed"] = args.seed, model.settings.get("seed")
-    content["checkpoint"] = str(args.checkpoint)
-    return content
+    config = model.config
+    left_out = [kind for kind, _ in source.left_out.values()]
+    return {"task": args.task, "data": args.data, "split": source.split,
+            "setting": "fine-tuned" if config.task else "zero-shot",
+            "order": config.order, "history": history, "absent": left_out.count("absent"),
+            "classes": sum(config.classes) or None, "samples": None,
+            "seed": args.seed, "run_seed": model.settings.get("seed"),
+            "checkpoint": str(args.checkpoint)}
 
 
 def evaluate(args):
@@ -441,8 +439,7 @@ def evaluate(args):
             samples.append(score(model, x, n, texts, noise, args.batch))           # (M, Q, S)
 
     # 3. What the task makes of it.
-    inputs = Inputs(model, x, n, seen, texts, labels, examples, source, args, zero_noise,
-                    tuple(samples))
+    inputs = Inputs(model, x, n, seen, texts, labels, examples, source, zero_noise, tuple(samples))
     with torch.no_grad():
         numbers = task.numbers(inputs)
     content = measured(args, model, source, history)
@@ -531,4 +528,4 @@ def parse(argv=None):
 
 
 if __name__ == "__main__":
-    run(main, parse)
+    run_command(main, parse)

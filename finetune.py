@@ -63,7 +63,7 @@ from support.errors import require
 from support.run import Run, learning_rate
 from support.workers import epoch_order, items, join, read_ahead
 from weights.checkpoint import build, init_from, load_init
-from weights.encoders import sizes_of
+from weights.encoders import TEACHER, sizes_of
 
 DROPOUT = 0.1             # of h's tokens
 RECIPES = "paper", "release"                            # of --recipe
@@ -148,6 +148,15 @@ def see_mixed(model, clips, y, places):
     return model.encoder(torch.cat(pixels)), torch.cat(targets)
 
 
+def classifier_inputs(task, model, x, n, rows):
+    """What the classifier reads of the examples `rows` if f stays as it is: (B, D)."""
+    if task.forecasts:                                     # what h predicts from zero noise
+        zeros = torch.zeros_like(x[rows, :1])                              # (B, 1, D)
+        return model.forecast_next(x[rows], zeros, n[rows])[:, 0]
+    view = torch.randint(x.shape[1], (len(rows),))         # one of the N clips of each example
+    return x[rows, view]
+
+
 def mixed_loss(log_p, targets):
     """The cross entropy of each example, the mean over its label sets (release): log p [(B, S_k),
     ...] and targets (B, S), of all sets -> (B,)."""
@@ -169,7 +178,7 @@ def teacher_as_model(args, device):
     clip = args.clip or kind.clip
     teacher = open_teacher(clip, args.clip_weights, device)
     D = teacher.encode_phrases([""]).shape[1]
-    encoder = sizes_of("teacher", kind.size)               # as many frames as f reads
+    encoder = sizes_of(TEACHER, kind.size)               # as many frames as f reads
     encoder["image"] = teacher.size
     config = Config(encoder=encoder, denoiser=None, order="none", tau=kind.tau or TAU, scale=1.0,
                     alpha_bar=[0.5], pixels=(0.0, 1.0), clip=clip, clip_weights=args.clip_weights)
@@ -320,13 +329,9 @@ def finetune(args):
                             inputs, y = see_mixed(model, clips, y, places)
                         else:
                             inputs = model.encode(clips)
-                    elif task.forecasts:                   # what h predicts with zero noise
-                        zeros = torch.zeros_like(x[rows, :1])              # (B, 1, D)
-                        inputs = model.forecast_next(x[rows], zeros, n[rows])[:, 0]
+                    else:
+                        inputs = classifier_inputs(task, model, x, n, rows)    # (B, D)
                         y = labels[rows]
-                    else:                                  # one of N clips of each: (B, D)
-                        view = torch.randint(x.shape[1], (len(rows),))
-                        inputs, y = x[rows, view], labels[rows]
                     log_p = model.classify(inputs)                             # [(B, S), ...]
                 loss = loss_of(log_p, y)                                       # (B,)
                 (loss.sum() / batch).backward()

@@ -159,10 +159,10 @@ def match_labels(model, x, texts):
     return model.classify(x)[0] if model.config.task else model.match(x, texts)
 
 
-def merge(p, place, count):
-    """Add up p of steps that count as one: p (..., S) -> (..., count). place (S,) int64: where each
-    step is counted."""
-    return p.new_zeros(*p.shape[:-1], count).index_add_(-1, place.to(p.device), p)
+def merge(p, as_one, count):
+    """Add up p of steps that count as one: p (..., S) -> (..., count). as_one (S,) int64: where
+    each step is counted."""
+    return p.new_zeros(*p.shape[:-1], count).index_add_(-1, as_one.to(p.device), p)
 
 
 def sample_in_turn(model, x, texts, noise):

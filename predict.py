@@ -46,7 +46,7 @@ from support.arguments import (
     seed_number,
     share_number,
 )
-from support.errors import require, run
+from support.errors import require, run_command
 from support.read import load_names, video_name
 from support.write import write_json
 
@@ -156,22 +156,22 @@ def count_futures(picks, names):
     return futures
 
 
-def forecast(model, x, texts, place, names, noise):
+def forecast(model, x, texts, as_one, names, noise):
     """What may follow the clips x (N, D): the rows of the next steps, without key frames, and the
     futures, as in the JSON.
 
-    Args:   texts (S, D); place (S,), names (S',): as `count_as_one` gives them; noise (H, Q, D):
+    Args:   texts (S, D); as_one (S,), names (S',): as `count_as_one` gives them; noise (H, Q, D):
             of Q samples, each a future of H steps.
     Raises: FloatingPointError if p is not finite.
     """
     log_p, count = sample_in_turn(model, x, texts, noise), len(names)              # (Q, H, S)
-    picks = merge(log_p.exp(), place, count).argmax(-1)                            # (Q, H)
+    picks = merge(log_p.exp(), as_one, count).argmax(-1)                            # (Q, H)
     chosen = torch.bincount(picks[:, 0].cpu(), minlength=count)                    # (S',)
     mean = expectation(log_p[None, :, 0].cpu())[0]                                 # (S,)   Eq. 11
-    mean = merge(mean, place, count)                                               # (S',)
+    mean = merge(mean, as_one, count)                                               # (S',)
     x_hat = model.forecast_next(x[None], x.new_zeros(1, 1, model.dim))             # x_j^T = 0
     zero_noise = match_labels(model, x_hat[0, 0], texts).exp().cpu()               # (S,)
-    zero_noise = merge(zero_noise, place, count)                                   # (S',)
+    zero_noise = merge(zero_noise, as_one, count)                                   # (S',)
     require_finite(mean, model.path)
     require_finite(zero_noise, model.path)
     following = rank_steps(names, share=chosen.double() / len(picks), p=mean,
@@ -246,7 +246,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     source = open_one(video, name, model, seed)
     names, texts = open_steps(steps, model, clip, clip_weights)                # (S, D)
     joined = joined_names(names, look_alikes_of(model))
-    merged, place = count_as_one(names, joined)                                # (S',), (S,)
+    merged, as_one = count_as_one(names, joined)                                # (S',), (S,)
     pipeline = None
     if key_frames:
         pipeline = open_pipeline(key_frames, image_model, model, device)
@@ -257,14 +257,14 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     with torch.no_grad():
         with mixed_precision(device):
             x = encode_parts(model, clips, micro_batch)                        # x_i = f(v_i) (N, D)
-        p = merge(model.match(x, texts).exp().cpu(), place, len(merged))       # Eq. 6       (N, S')
+        p = merge(model.match(x, texts).exp().cpu(), as_one, len(merged))      # Eq. 6      (N, S')
         require_finite(p, checkpoint)
         if model.denoiser is None:
             warnings.append("trained without h: it recognizes steps but cannot forecast")
         else:
             generator = torch.Generator().manual_seed(seed)
             noise = torch.randn(horizon, samples, model.dim, generator=generator)  # (H, Q, D)
-            following, futures = forecast(model, x, texts, place, merged, noise)
+            following, futures = forecast(model, x, texts, as_one, merged, noise)
 
     # 3. The result.
     add_key_frames(following, pipeline, source, model, windows, key_frames, strength, seed)
@@ -358,4 +358,4 @@ def parse(argv=None):
 
 
 if __name__ == "__main__":
-    run(main, parse)
+    run_command(main, parse)

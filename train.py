@@ -405,4 +405,4 @@ def main(args):
 
 
 if __name__ == "__main__":
-    errors.run(main, parse)
+    errors.run_command(main, parse)

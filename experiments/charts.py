@@ -10,12 +10,12 @@ import torch
 from torch.nn.functional import normalize
 
 import weights
-from data import classify_examples, consecutive, heard, sentence_windows
+from data import classify_examples, consecutive, sentence_windows, sentences_in
 from model import merge, sample_in_turn
 from predict import count_as_one, joined_names
 from pseudo_labels import soft_targets
 from support.arguments import INCLUDED, Parser
-from support.errors import run
+from support.errors import run_command
 from support.figures import BLUE, plot_bars, save_figure
 from support.read import read_lines, read_text
 from toy import grammar
@@ -165,7 +165,7 @@ def plot_task(figure, checkpoint):
     windows = consecutive(sentence_windows(narration, source.duration(0), rng), rng)
     clips, seen = source.clips(0, windows)
     shown = source.truth.of_forecast(windows, [])["clips"]
-    draw_training(top, model, clips, seen, heard(narration, windows), shown)
+    draw_training(top, model, clips, seen, sentences_in(narration, windows), shown)
     bottom.suptitle("Forecasts: which step comes next, in 50 samples", x=0.01, ha="left")
     x, texts = model.encode(clips), teacher.encode_phrases(grammar.STEPS)
     for axes, (title, count, swapped) in zip(bottom.subplots(1, 3), FORECASTS):
@@ -211,16 +211,16 @@ def draw_training(figure, model, clips, seen, said, shown):
 def next_steps(model, x, texts, shown):
     """The step after clips x (N, D), which show these steps from the first of a video on: {name:
     share of 50 samples}, the likeliest first, and the exact {name: p}; look-alikes as one."""
-    names, place = count_as_one(grammar.STEPS, joined_names(grammar.STEPS, grammar.LOOK_ALIKES))
+    names, as_one = count_as_one(grammar.STEPS, joined_names(grammar.STEPS, grammar.LOOK_ALIKES))
     noise = torch.randn(1, 50, model.dim, generator=torch.Generator().manual_seed(0))
     log_p = sample_in_turn(model, x, texts, noise)[:, 0]                       # (Q, S)
-    picks = merge(log_p.exp(), place, len(names)).argmax(-1)
+    picks = merge(log_p.exp(), as_one, len(names)).argmax(-1)
     chosen, shares = torch.bincount(picks, minlength=len(names)), {}
     for k in chosen.argsort(descending=True):
         if chosen[k] > 0:
             shares[names[k]] = float(chosen[k] / 50)
     p = grammar.Grammar().next_step([grammar.STEP_ID[name] for name in shown], True)
-    exact = merge(torch.from_numpy(p).float(), place, len(names))
+    exact = merge(torch.from_numpy(p).float(), as_one, len(names))
     return shares, {names[k]: float(exact[k]) for k in exact.nonzero()[:, 0]}
 
 
@@ -250,4 +250,4 @@ def parse(argv=None):
 
 
 if __name__ == "__main__":
-    run(main, parse)
+    run_command(main, parse)

@@ -22,7 +22,7 @@ from statistics import variance
 import numpy as np
 
 from support.arguments import Parser
-from support.errors import require, run
+from support.errors import require, run_command
 from support.read import fields_of, read_text
 
 # The 97.5% quantile of Student's t for 1, 2, ... 30 degrees of freedom, and for any more.
@@ -149,4 +149,4 @@ def parse(argv=None):
 
 
 if __name__ == "__main__":
-    run(main, parse)
+    run_command(main, parse)

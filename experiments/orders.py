@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments.tables import text_table
 from files.lists import load_coin
 from support.arguments import Parser
-from support.errors import run
+from support.errors import run_command
 from support.read import read_lines
 
 FOLDS = 10                # of the videos, one of which is asked
@@ -87,4 +87,4 @@ def parse(argv=None):
 
 
 if __name__ == "__main__":
-    run(main, parse)
+    run_command(main, parse)

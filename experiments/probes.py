@@ -21,7 +21,7 @@ from model import merge, sample_in_turn
 from sources import history_of, require_world, texts_of
 from support.arguments import Parser, add_run_flags, limit_threads, pick_device, positive
 from support.encode import encode_examples
-from support.errors import require, run
+from support.errors import require, run_command
 from support.metrics import draw_correct, pack, percent, print_rows, share_of, topk_correct
 from support.write import write_json
 from toy import grammar, render
@@ -45,12 +45,12 @@ def training_clips(model, args):
     """f's embeddings of the clips of all videos that the checkpoint was trained on, cut as in
     training: (V, N, D), and how many of the N each video has, (V,)."""
     rng, count = np.random.default_rng(args.seed), model.settings["toy_videos"]
-    source, videos = Toy.of("train", range(count), model.encoder.frames), []
+    source, examples = Toy.of("train", range(count), model.encoder.frames), []
     for i in range(count):
         windows = sentence_windows(source.narration(i), source.duration(i), rng,
                                    model.config.stride)
-        videos.append(Example(i, windows, None, 0))
-    x, n, _, _, _ = encode_examples(model, None, source, videos, args)
+        examples.append(Example(i, windows, None, 0))
+    x, n, _, _, _ = encode_examples(model, None, source, examples, args)
     return x, n
 
 
@@ -63,11 +63,9 @@ def similar_histories(model, x, n, texts, args):
     clips, counts = training_clips(model, args)                                # (V, N, D), (V,)
     before = histories(clips)                                                  # (V, N + 1, 8 D)
     steps = model.match(clips, texts).argmax(-1)                               # (V, N)
-    keys, following = [], []
-    for row, shown, count in zip(before, steps, counts):
-        keys.append(row[1:count])                      # nothing is before a video's first clip
-        following.append(shown[1:count])
-    keys, following = torch.cat(keys), torch.cat(following)
+    i = torch.arange(clips.shape[1], device=clips.device)
+    own = (i > 0) & (i < counts[:, None])              # nothing is before a video's first clip
+    keys, following = before[:, :-1][own], steps[own]
     queries, nearest = histories(x)[range(len(n)), n], []                      # (M, 8 D)
     for part in queries.split(AT_ONCE):
         closest = (part @ keys.T).topk(min(NEIGHBORS, len(keys)))
@@ -77,18 +75,18 @@ def similar_histories(model, x, n, texts, args):
 
 
 # --- Futures ---
-def is_possible(exact, labels, from_start, future, first):
+def is_possible(exact, labels, from_start, future, as_one):
     """Whether the grammar allows a future after what is known of the observed steps. future: ids as
-    they are counted, so that a look-alike is either of its pair; first (S,): by `counted_as`."""
-    meant = [torch.nonzero(first == step).flatten().tolist() for step in future]
+    they are counted, so that a look-alike is either of its pair; as_one (S,): by `counted_as`."""
+    meant = [torch.nonzero(as_one == step).flatten().tolist() for step in future]
     chances = [exact.chance(labels, from_start, list(ids)) for ids in product(*meant)]
     return max(chances) > 0
 
 
-def sampled_futures(model, x, n, texts, source, examples, first, args):
+def sampled_futures(model, x, n, texts, source, examples, as_one, args):
     """Percent of sampled futures of --horizon steps, and of their first steps, that the grammar
     allows after the true steps: {"possible", "first"}. Over FUTURES forecasts that so many steps
-    follow, with DRAWS samples each. None if there are none. first (S,): by `counted_as`."""
+    follow, with DRAWS samples each. None if there are none. as_one (S,): by `counted_as`."""
     H, long = args.horizon, []
     for i, example in enumerate(examples):
         if example.step + H <= len(source.videos[example.video].steps):
@@ -101,11 +99,11 @@ def sampled_futures(model, x, n, texts, source, examples, first, args):
         generator = torch.Generator().manual_seed(args.seed * 1000 + 500 + i)
         noise = torch.randn(H, DRAWS, model.dim, generator=generator)
         log_p = sample_in_turn(model, x[i, :n[i]], texts, noise)               # (DRAWS, H, S)
-        picks = merge(log_p.exp(), first, len(texts)).argmax(-1)               # (DRAWS, H)
+        picks = merge(log_p.exp(), as_one, len(texts)).argmax(-1)               # (DRAWS, H)
         known = observed_steps(examples[i], source.videos[examples[i].video])
         for future in picks.tolist():
-            possible.append(is_possible(exact, *known, future, first))
-            begun.append(is_possible(exact, *known, future[:1], first))
+            possible.append(is_possible(exact, *known, future, as_one))
+            begun.append(is_possible(exact, *known, future[:1], as_one))
     return {"possible": percent(torch.tensor(possible)), "first": percent(torch.tensor(begun))}
 
 
@@ -136,10 +134,10 @@ def probe(args):
     x, n, _, examples, _ = encode_examples(model, None, source, examples, args)
 
     # 2. The lookup.
-    first = counted_as(model, source, len(texts))
+    as_one = counted_as(model, source, len(texts))
     labels = torch.tensor([example.label for example in examples])             # (M,)
-    y, truth = first[labels], source.truth
-    p = merge(similar_histories(model, x, n, texts, args), first, len(texts))  # (M, S)
+    y, truth = as_one[labels], source.truth
+    p = merge(similar_histories(model, x, n, texts, args), as_one, len(texts))     # (M, S)
     right = {"similar": topk_correct(p, y)}
     chance, drawn = draw_correct(p, y, args.samples)
     parts = truth.parts(labels)
@@ -152,10 +150,10 @@ def probe(args):
     # 3. Futures, if there is h.
     futures = None
     if model.denoiser:
-        futures = sampled_futures(model, x, n, texts, source, examples, first, args)
+        futures = sampled_futures(model, x, n, texts, source, examples, as_one, args)
     names = [source.videos[example.video].name for example in examples]
     return {"similar": similar, "futures": futures, "right": pack(right, names, parts),
-            "evaluated": len(examples), "classes": len(first.unique()), "history": history,
+            "evaluated": len(examples), "classes": len(as_one.unique()), "history": history,
             "seed": args.seed, "run_seed": model.settings.get("seed"),
             "checkpoint": str(args.checkpoint)}
 
@@ -195,4 +193,4 @@ def parse(argv=None):
 
 
 if __name__ == "__main__":
-    run(main, parse)
+    run_command(main, parse)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from experiments.compare import compare
 from support.arguments import Parser
-from support.errors import require, run
+from support.errors import require, run_command
 from support.read import read_text
 from support.write import write_json, write_text
 
@@ -92,7 +92,7 @@ def publish(out):
         write_text(page, re.sub(mark, filled, text))
 
 
-def scores(name, checkpoint):
+def evaluation_command(name, checkpoint):
     """The command line that makes an evaluation of a checkpoint, without what `make_run` adds."""
     flags = EVALUATIONS[name].split()
     if name == "probes":
@@ -100,8 +100,8 @@ def scores(name, checkpoint):
     return ["evaluate.py", "--checkpoint", checkpoint] + flags
 
 
-def missing(recipe, seed, args):
-    """The command lines that make_run what is missing of a run: [["train.py", ...], ...]."""
+def missing_commands(recipe, seed, args):
+    """The command lines that make what a run still lacks: [["train.py", ...], ...]."""
     folder, lines = args.out.resolve() / f"{recipe}-{seed}", []
     train = ["train.py", "--resume", "--device", args.device, "--seed", seed, "--out"]
     made = [name for name in EVALUATIONS if (folder / f"{name}.json").exists()]
@@ -117,7 +117,8 @@ def missing(recipe, seed, args):
             lines.append(train + [checkpoint, "--stage", "finetune", "--task", task, "--labels",
                                   int(labels) / 100, "--init", folder])
         file = folder / f"{name}.json"
-        lines.append(scores(name, checkpoint) + ["--device", args.device, "--json", file])
+        line = evaluation_command(name, checkpoint)
+        lines.append(line + ["--device", args.device, "--json", file])
     return lines
 
 
@@ -125,7 +126,7 @@ def make_run(recipe, seed, args):
     """Make what is missing of a run. InputError if a command fails; its output is in log.txt."""
     folder = args.out.resolve() / f"{recipe}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    for line in missing(recipe, seed, args):
+    for line in missing_commands(recipe, seed, args):
         command = [sys.executable] + [str(word) for word in line]
         with open(folder / "log.txt", "a", encoding="utf-8") as log:
             ended = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log,
@@ -220,4 +221,4 @@ def parse(argv=None):
 
 
 if __name__ == "__main__":
-    run(main, parse)
+    run_command(main, parse)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from experiments.tables import text_table
 from support.arguments import Parser, existing
-from support.errors import InputError, require, run
+from support.errors import InputError, require, run_command
 from support.read import fields_of, load_names, load_phrases, read_json
 from support.write import write_json
 
@@ -49,31 +49,18 @@ class Overlap(NamedTuple):
     noun: list                 # the first SHOWN phrases with the same last word
 
 
-def phrases_by(phrases, words_of):
-    """{word: the phrases that have it}, where words_of(words of a phrase) tells which count."""
-    found = defaultdict(list)
-    for phrase in phrases:
-        for word in words_of(phrase.casefold().split()):
-            found[word].append(phrase)
-    return found
-
-
-def first_word(words):
-    """A step's verb, or nearly so: its first word, in a list."""
-    return words[:1]
-
-
-def last_word(words):
-    """A step's noun, or nearly so: its last word, in a list."""
-    return words[-1:]
-
-
 def overlaps(steps, phrases):
     """[Overlap, ...] of K steps. A phrase that shares no word has BLEU-1 of 0, so it is left out of
     the comparison."""
     score, pool = open_bleu(), list(dict.fromkeys(phrases))
-    by_word, by_verb = phrases_by(pool, set), phrases_by(pool, first_word)
-    by_noun, found = phrases_by(pool, last_word), []
+    by_word, by_verb, by_noun = defaultdict(list), defaultdict(list), defaultdict(list)
+    for phrase in pool:
+        words = phrase.casefold().split()
+        by_verb[words[0]].append(phrase)                   # the first word is mostly a verb
+        by_noun[words[-1]].append(phrase)                  # the last one a noun
+        for word in set(words):
+            by_word[word].append(phrase)
+    found = []
     for step in tqdm(steps, desc="BLEU-1"):
         words, best, closest = step.casefold().split(), 0.0, None
         near = {}                                          # phrases that share a word, each once
@@ -176,4 +163,4 @@ def parse(argv=None):
 
 
 if __name__ == "__main__":
-    run(main, parse)
+    run_command(main, parse)

@@ -21,7 +21,7 @@ from files.captions import MAX_UNREADABLE
 from files.phrases import collect
 from sources import add_data_flags, choose, data_set
 from support.arguments import Parser, existing, positive
-from support.errors import require_readable, run
+from support.errors import require_readable, run_command
 from support.workers import read_ahead
 from support.write import write_json
 
@@ -29,9 +29,9 @@ EXAMPLES = {"classify": classify_examples, "forecast": forecast_examples,
             "activity": activity_examples}
 
 
-class Looks(Dataset):
-    """Item (-, i, i) -> Read, if video i of a data.Source can be used; its `clips` are its length,
-    s. Raises Unreadable."""
+class CheckedLengths(Dataset):
+    """Item (-, i, i) -> Read with the length of video i of a data.Source, if it can be used. Raises
+    Unreadable."""
 
     def __init__(self, source):
         self.source = source
@@ -41,7 +41,8 @@ class Looks(Dataset):
         return self.source.videos[item[1]].name
 
     def __getitem__(self, item):
-        return Read(self.name(item), item[2], self.source.check(item[1]))
+        _, i, place = item
+        return Read(self.name(item), place, length=self.source.check(i))
 
 
 # --- What lists and narrations hold ---
@@ -58,9 +59,9 @@ def rounded(value, digits):
     return None if value is None else round(value, digits)
 
 
-def count_labels(kind, lists):
+def count_labels(source, lists):
     """What the lists of a data set hold of labels."""
-    if "actions" in kind.has:
+    if "actions" in source.has:
         actions = sum(len(video.steps) for video in lists.videos)
         return {"segments": {lists.split: actions}, "verbs": VERBS, "nouns": NOUNS}
     names = lists.names
@@ -68,10 +69,11 @@ def count_labels(kind, lists):
             "seconds_between_steps": rounded(seconds_between_steps(lists.videos), 1)}
 
 
-def count_narrations(source, wrong):
-    """What is said in the videos of a source. {id: reason} of unreadable narrations is put into
-    `wrong`. If some videos have steps, also the --stride by which clips are about a step apart."""
-    sentences, end, apart, silent = 0, 0.0, [], []
+def count_narrations(source):
+    """What is said in the videos of a source, and {id: reason} of unreadable narrations. If some
+    videos have steps, also the --stride by which clips are about a step apart."""
+    sentences, end = 0, 0.0
+    apart, silent, wrong = [], [], {}
     for i in trange(len(source.videos), desc="captions", mininterval=1):
         name = source.videos[i].name
         try:
@@ -97,7 +99,7 @@ def count_narrations(source, wrong):
     facts["seconds_between_captions"] = rounded(between, 1)
     facts["seconds_between_steps"] = rounded(steps, 1)
     facts["clips_per_video"], facts["hours"] = round(clips, 1), round(end / 3600, 2)
-    return facts
+    return facts, wrong
 
 
 # --- What is there ---
@@ -123,35 +125,36 @@ def count_examples(source, unreadable):
     return found
 
 
-def look(source, workers):
+def check_videos(source, workers):
     """Look at each video of a source -> {id: reason} of the unreadable, hours of the others."""
     items = [(0, i, i) for i in range(len(source.videos))]
     unreadable, seconds = {}, 0.0
-    with read_ahead(Looks(source), items, workers) as reads:
+    with read_ahead(CheckedLengths(source), items, workers) as reads:
         for read in tqdm(reads, "read", len(items), mininterval=1):
             if read.failed:
                 unreadable[read.name] = read.failed
             else:
-                seconds += read.clips
+                seconds += read.length
     return unreadable, seconds / 3600
 
 
 def check(args):
     """Print what the lists of a data set hold and, if its videos are given, which can be used."""
-    kind = data_set(args.data)
-    source = kind(args)
+    source = data_set(args.data)(args)
     lists = source.read_lists(args, None)
     source.videos = lists.videos
-    facts, wrong, unreadable, hours, absent = {}, {}, {}, None, None
-    if kind.has and any(video.steps for video in lists.videos):
-        facts |= count_labels(kind, lists)
+    facts, wrong, unreadable = {}, {}, {}
+    hours = absent = None
+    if source.has and any(video.steps for video in lists.videos):
+        facts |= count_labels(source, lists)
     if source.captions is not None:
-        facts |= count_narrations(source, wrong)
+        narrations, wrong = count_narrations(source)
+        facts |= narrations
     source.listed = lists.videos
     if source.paths:
         choose(source, lists.videos)
         absent = list(source.left_out)
-        unreadable, hours = look(source, args.workers)
+        unreadable, hours = check_videos(source, args.workers)
         unreadable |= {name: wrong[name] for name in wrong if name in source.paths}
     if any(video.split for video in lists.videos):
         facts |= count_examples(source, unreadable)
@@ -201,4 +204,4 @@ def main(args):
 
 
 if __name__ == "__main__":
-    run(main, parse)
+    run_command(main, parse)

@@ -9,10 +9,8 @@ import re
 from operator import itemgetter
 from pathlib import Path
 
-from tqdm import tqdm
-
 from files.lists import clock, read_table
-from support.errors import InputError, require
+from support.errors import require
 from support.read import fields_of, read_json, read_text, video_name
 
 COLUMNS = ("start", "end", "text")
@@ -72,14 +70,6 @@ class Captions(dict):
             start, end, text = (entry[column] for column in COLUMNS)
             same = itertools.repeat(where, len(text))
             return list(zip(same, start, end, text, strict=True))
-
-    def readable(self, names, wrong):
-        """Yield (id, sentences) of narrations; put {id: reason} of the unreadable into `wrong`."""
-        for name in tqdm(names, "captions", mininterval=1):
-            try:
-                yield name, self.sentences(name)
-            except (InputError, OSError) as error:
-                wrong[name] = str(error)
 
 
 def rows_of(file):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from data import Example, Lists, Unreadable, Video, shares, window_around
+from data import Example, Lists, Unreadable, Video, averaging_weights, window_around
 from files.coin import add_label_flags, read_labels
 from files.folder import VideoFolder, add_narration_flags, given
 from files.video import SLACK
@@ -71,9 +71,9 @@ def read_rows(rows, windows):
     if windows[:, 0].max() >= ends.max() + SLACK:
         raise Unreadable(f"{rows.path}: ends before {end:.1f} s; times must be seconds")
     ended = ends <= np.maximum(windows[:, 1:], ends.min()) + ROUNDING              # (n, m)
-    share = shares(rows.spans, windows, ended)                                     # (n, m)
-    used = share.any(0)                                # a row of later may be NaN: 0 * NaN is NaN
-    means = [torch.from_numpy(share[:, used] @ matrix[used]).float()
+    weights = averaging_weights(rows.spans, windows, ended)                        # (n, m)
+    used = weights.any(0)                                # a row of later may be NaN: 0 * NaN is NaN
+    means = [torch.from_numpy(weights[:, used] @ matrix[used]).float()
              for matrix in (rows.embedding, rows.teacher)]
     if not all(mean.isfinite().all() for mean in means):
         raise Unreadable(f"{rows.path}: a number is not finite")

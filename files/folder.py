@@ -2,7 +2,7 @@
 pixels."""
 import torch
 
-from data import Source, Unreadable, frame_times, spoken
+from data import Source, Unreadable, frame_times, sentences_before
 from files.captions import Captions
 from files.lists import load_ids
 from files.video import (
@@ -69,10 +69,7 @@ class VideoFolder(Source):
         return self.paths[self.videos[i].name]
 
     def narration(self, i):
-        return self.sentences(self.videos[i].name)
-
-    def sentences(self, name):
-        """What is said in a video, by its id. Raises Unreadable."""
+        name = self.videos[i].name
         if name not in self.captions:
             raise Unreadable("no narration")
         try:
@@ -108,7 +105,7 @@ class VideoFolder(Source):
         if self.captions is not None:
             said = self.narration(i)
             if said:
-                spoken(said, length)
+                sentences_before(said, length)
         end = max((step.end for step in self.videos[i].steps), default=length)
         self.read_end(i, end)
         return length

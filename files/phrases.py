@@ -4,6 +4,8 @@ Unlike in theirs, words like the, some and our are dropped: "add the salt" and "
 one phrase. The third column of the released file, concreteness, is empty here."""
 from collections import Counter
 
+from tqdm import tqdm
+
 from files.captions import MAX_UNREADABLE, Captions
 from support.errors import InputError, require
 from support.read import PHRASE
@@ -49,7 +51,12 @@ def prepositional_object(verb):
 
 def narrated_texts(captions, wrong):
     """Yield the sentences of all narrations; {id: reason} of the unreadable is put into `wrong`."""
-    for _, sentences in captions.readable(captions, wrong):
+    for name in tqdm(captions, "captions", mininterval=1):
+        try:
+            sentences = captions.sentences(name)
+        except (InputError, OSError) as error:
+            wrong[name] = str(error)
+            continue
         for _, _, text in sentences:
             yield text
 

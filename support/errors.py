@@ -40,7 +40,7 @@ def fail(status, problem):
     sys.exit(status)
 
 
-def run(main, parse):
+def run_command(main, parse):
     """Call main(parse()) and end: with status 2 for InputError, OSError and a GPU whose memory
     is too small, 1 for FloatingPointError (a result that is not finite), 130 for Ctrl-C. A bug has
     its traceback."""

@@ -95,7 +95,7 @@ def open_pipeline(name, device):
     return pipeline.to(device)
 
 
-def enlarge(picture, pipeline):
+def resize_for(picture, pipeline):
     """A picture (3, H, W) uint8 -> (3, H', W') uint8, whose short side is what the pipeline draws,
     to which a larger one is reduced; both sides are multiples of the pixels of its latents."""
     block = pipeline.vae_scale_factor                  # pixels, side of what a latent stands for
@@ -118,7 +118,7 @@ def draw_key_frames(pipeline, folder, picture, steps, strength=None, seed=0):
              that are added to it, None: STRENGTH; seed: of that noise, which is the same for all.
     Returns: the paths, one for each step.
     """
-    start = transform.to_pil_image(enlarge(picture, pipeline))
+    start = transform.to_pil_image(resize_for(picture, pipeline))
     paths = []
     for rank, step in enumerate(steps, start=1):
         pipeline.set_progress_bar_config(desc=step)

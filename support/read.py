@@ -33,7 +33,7 @@ def fields_of(where, need):
 
 def read_text(path):
     """The text of a UTF-8 file. InputError if it is empty, not UTF-8, or no file: a pipe could wait
-    for ever."""
+    forever."""
     path = Path(path)
     require(path.is_file() or not path.exists(), f"{path}: a file is needed, no folder and no pipe")
     try:

@@ -1,7 +1,8 @@
 """What both loops share: a run's folder, its log, its saves, how it is stopped and resumed.
 
 A folder has checkpoint.pt, config.json and metrics.jsonl; left_out.json, if videos are not used;
-unreadable.txt, if some could not be read; and the events that --tensorboard asks for.
+unreadable.txt, if some could not be read, or have no words; and the events that --tensorboard asks
+for.
 """
 import hashlib
 import json
@@ -87,7 +88,8 @@ class Run:
     folder; it ends with this block. If it made no update, it leaves none of its files.
 
     checkpoint: what to continue from, {} at first; first: updates that were made before.
-    unreadable: {id: reason} of the videos that this process could not read.
+    unreadable: {id: reason} of the videos in unreadable.txt: those that this process could not
+        read, and those in which nothing is said.
     """
 
     def __init__(self, args, rank=0, world=1):
@@ -152,8 +154,8 @@ class Run:
         """A context manager that takes the folder -> the updates that are left, with a bar. names:
         of `metrics`.
 
-        Ctrl-C and SIGTERM: the update under way is finished and saved; `after` tells to stop, and
-        the program ends as it does by Ctrl-C. A second Ctrl-C ends it at once.
+        Ctrl-C and SIGTERM: the update under way is finished and saved; `after` then returns True,
+        and the program ends as it does by Ctrl-C. A second Ctrl-C ends it at once.
         """
         self.source, self.updates, self.per_epoch = source, updates, per_epoch
         self.done, self.count = self.first, len({video.name for video in source.videos})

@@ -54,7 +54,7 @@ class Attempts(Dataset):
 
 def share_memory(read):
     """A Read, whose tensors are in shared memory from now on if this is a worker. torch would move
-    them there later, in a thread whose errors are only printed, and all would wait for ever. It is
+    them there later, in a thread whose errors are only printed, and all would wait forever. It is
     DataLoader's collate_fn, whose own one would make tensors of NumPy's arrays."""
     if get_worker_info() is not None:
         for value in read:
@@ -75,7 +75,7 @@ def iterate(loader):
     """A context manager -> an iterator over a DataLoader, whose workers are ended afterwards.
 
     torch lets them finish an item, for some seconds; one that still reads then is killed. They
-    ignore SIGTERM, by which Python itself ends them when it exits: it would wait for ever.
+    ignore SIGTERM, by which Python itself ends them when it exits: it would wait forever.
     """
     reads, others, processes = None, set(multiprocessing.active_children()), set()
     try:
@@ -111,8 +111,8 @@ def read_ahead(dataset, items, workers, pin=False):
     """A context manager -> an iterator over the Read of each item, in order. Worker processes (0:
     none) begin to read at once, and none of them is left afterwards.
 
-    InputError if one dies, or cannot hand over what it read. torch tells so in the main thread, at
-    any time, also while nothing is read; so the whole loop belongs within it.
+    InputError if one dies, or cannot hand over what it read. torch reports this in the main thread,
+    at any time, even while nothing is read; so the whole loop belongs within it.
 
     dataset: gives a Read for an item (epoch, number, place in a batch), or raises Unreadable; has
     name(item), too. pin: whether tensors go to pinned memory, from which a GPU copies without

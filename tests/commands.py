@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from data import Unreadable
-from support.errors import run
+from support.errors import run_command
 from toy.source import Toy
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +21,7 @@ def call(program, *argv):
     module = importlib.import_module(name if program.endswith(".py") else f"{name}.__main__")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [f"/somewhere/{program}", *argv])
-        return run(module.main, lambda: module.parse(argv))
+        return run_command(module.main, lambda: module.parse(argv))
 
 
 def fails(capsys, program, *argv, status=2):

@@ -215,9 +215,9 @@ def test_a_narration_may_run_on_for_as_long_again():
     """Catches: half of the sentences after the end refused, or more than half accepted; one that
     begins as the video ends."""
     said = [(0.0, 1.0, "a"), (4.0, 9.0, "b"), (5.0, 6.0, "c"), (7.0, 8.0, "d")]
-    assert data.spoken(said, 5.0) == said[:2]
+    assert data.sentences_before(said, 5.0) == said[:2]
     with pytest.raises(Unreadable, match="^1 of 4 captions begin before"):
-        data.spoken(said, 4.0)
+        data.sentences_before(said, 4.0)
 
 
 def test_windows_of_narrations(folder):

@@ -107,9 +107,9 @@ def test_tables_are_whole_and_on_the_pages():
         train.parse(flags.split())
     for name in EVALUATIONS:
         if name == "probes":
-            probes.parse(tables.scores(name, "run")[2:])
+            probes.parse(tables.evaluation_command(name, "run")[2:])
         else:
-            evaluate.parse(tables.scores(name, "run")[1:])
+            evaluate.parse(tables.evaluation_command(name, "run")[1:])
     ours, results = tables.cells(TABLES), read_json(ROOT / "experiments/results.json")
     pages = "".join(path.read_text(encoding="utf-8") for path in (
         ROOT / "README.md", *(ROOT / "docs").glob("*.md")))

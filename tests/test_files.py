@@ -198,7 +198,7 @@ def same_scores(checkpoint, task, count, *flags):
 @pytest.fixture
 def world(here, monkeypatch):
     """Ten videos to train on and two to test, as files. They know no look-alikes: none counts."""
-    monkeypatch.setattr(Truth, "first", torch.arange(len(Truth.steps)))
+    monkeypatch.setattr(Truth, "as_one", torch.arange(len(Truth.steps)))
     call("toy", "export", "--out", "world", "--train", "10", "--test", "2")
 
 

@@ -63,7 +63,7 @@ def asked(monkeypatch):
     """What the pipeline is asked for: the arguments of each call, and the picture it starts from,
     before it is enlarged."""
     calls, pictures = [], []
-    kind, enlarge = diffusers.StableDiffusionImg2ImgPipeline, keyframes.enlarge
+    kind, resize_for = diffusers.StableDiffusionImg2ImgPipeline, keyframes.resize_for
     draw = kind.__call__
 
     def record(self, **options):
@@ -72,10 +72,10 @@ def asked(monkeypatch):
 
     def keep(picture, pipeline):
         pictures.append(picture)
-        return enlarge(picture, pipeline)
+        return resize_for(picture, pipeline)
     monkeypatch.setattr(keyframes, "LEVELS", 4)            # 50 take long
     monkeypatch.setattr(kind, "__call__", record)
-    monkeypatch.setattr(keyframes, "enlarge", keep)
+    monkeypatch.setattr(keyframes, "resize_for", keep)
     return calls, pictures
 
 

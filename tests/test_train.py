@@ -14,7 +14,13 @@ from torch import nn
 
 import train
 import weights
-from data import CLIP_SECONDS, NarratedVideos, clip_distance, history_windows, shares
+from data import (
+    CLIP_SECONDS,
+    NarratedVideos,
+    averaging_weights,
+    clip_distance,
+    history_windows,
+)
 from denoiser import Denoiser
 from diffusion import noise_levels, released_levels
 from files.folder import VideoFolder
@@ -106,7 +112,7 @@ def test_targets_of_both_are_the_mean_of_unit_vectors():
     """Catches: frames or speech of another length; another window's sentence; one left out."""
     spans = np.array([[0, 4], [3, 5], [20, 30]])                         # middles 2, 4, 25
     windows = np.array([[0, 9], [3, 9], [9, 16], [15, 24], [2, 25]], float)
-    assert shares(spans, windows).tolist() == [
+    assert averaging_weights(spans, windows).tolist() == [
         [.5, .5, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [1 / 3, 1 / 3, 1 / 3]]
     teacher = load_teacher("cpu")
     source, windows = Toy.of("train", range(3), 4, teacher), []
@@ -118,7 +124,8 @@ def test_targets_of_both_are_the_mean_of_unit_vectors():
                             for targets in ("vision", "narration", "both"))
     assert (vision.norm(dim=-1) < .99).any()           # a mean of unit vectors
     torch.testing.assert_close(both, (vision / vision.norm(dim=-1, keepdim=True) + spoken) / 2)
-    share = shares(np.array([sentence[:2] for sentence in source.narration(1)]), windows[1])[0]
+    spans = np.array([sentence[:2] for sentence in source.narration(1)])
+    share = averaging_weights(spans, windows[1])[0]
     heard = [text for part, (_, _, text) in zip(share, source.narration(1)) if part]
     mean = teacher.encode_sentences(heard).mean(0)
     torch.testing.assert_close(spoken[9], mean / mean.norm())
@@ -135,7 +142,7 @@ def test_clips_that_coincide_are_nine_seconds_apart():
     """Catches: a distance of 0 where videos are of 9 s or less, by which no history can be cut."""
     source = Toy.of("train", range(2), 4)
     for i, n in enumerate((5, 9)):
-        source.said[i] = [(t, t + 1.0, "now we stir it") for t in range(n)]
+        source.narrations[i] = [(t, t + 1.0, "now we stir it") for t in range(n)]
     spacing = clip_distance(source, 1)
     assert spacing == CLIP_SECONDS and history_windows(5.0, spacing).tolist() == [[0, 5]]
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_model
 from tqdm.contrib.concurrent import thread_map
 
 from support.arguments import Parser, positive
-from support.errors import run
+from support.errors import run_command
 from support.write import write_json, write_text
 from toy import grammar, render
 from toy.source import TEST_VIDEOS, TRAINING_VIDEOS, load_teacher
@@ -91,4 +91,4 @@ def main(args):
 
 
 if __name__ == "__main__":
-    run(main, parse)
+    run_command(main, parse)

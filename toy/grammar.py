@@ -99,9 +99,9 @@ def steps_in(sequences):
 STEPS = steps_in(SEQUENCES)
 STEP_ID = {step: i for i, step in enumerate(STEPS)}
 # (S,): each step's id; both look-alikes of a pair have the id of the first.
-ALIKE = np.arange(len(STEPS))
+AS_ONE = np.arange(len(STEPS))
 for a, b in LOOK_ALIKES:
-    ALIKE[STEP_ID[b]] = STEP_ID[a]
+    AS_ONE[STEP_ID[b]] = STEP_ID[a]
 
 # Never in a caption of the teacher or in the phrase pool, though each of their words is in other
 # phrases ("fry egg": "fry onion", "crack egg"). Their clips do occur in the training videos.

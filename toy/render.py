@@ -88,7 +88,8 @@ def last_taken(times, n):
 
 
 def appearance(phrase):
-    """How "verb object" is drawn: two ids, (object, tool, lamp); lamp 1 lit, -1 dark, 0 none."""
+    """How "verb object" is drawn: (object id, tool id, lamp), where the lamp is 1 if lit, -1 if
+    dark, and 0 if there is none."""
     verb, thing = phrase.split()
     return OBJECTS.index(thing), TOOLS.index(verb), LAMPS.get(phrase, 0)
 

@@ -57,7 +57,7 @@ class Toy(Source):
 
     def __init__(self, args):
         self.truth = Truth(self)
-        self.said = {}                                     # {i: narration} of those asked for
+        self.narrations = {}                                     # {i: narration} of those asked for
 
     def read_lists(self, args, split):
         """See Source.read_lists. The first --toy-videos of a split, or of each."""
@@ -111,9 +111,9 @@ class Toy(Source):
         self.features[rows] = teacher.encode_frames(self.frames[rows]).cpu()
 
     def narration(self, i):
-        if i not in self.said:
-            self.said[i] = render.narrate(self.videos[i])
-        return self.said[i]
+        if i not in self.narrations:
+            self.narrations[i] = render.narrate(self.videos[i])
+        return self.narrations[i]
 
     def duration(self, i):
         return self.videos[i].duration

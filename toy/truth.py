@@ -35,7 +35,7 @@ def twins():
 class Truth:
     """The truth of a toy.source.Toy."""
     steps = grammar.STEPS                              # names of the S steps
-    first = torch.from_numpy(grammar.ALIKE)            # (S,) id of a step, or of its pair's first
+    as_one = torch.from_numpy(grammar.AS_ONE)          # (S,) id of a step, or of its pair's first
 
     def __init__(self, source):
         self.source = source

@@ -15,7 +15,7 @@ from support.tensors import read as read
 from support.tensors import save as save
 from weights.bounds import check_config
 from weights.encoders import TEACHER, check_encoder, make, make_encoder
-from weights.names import convert_released, tensors_of, with_time
+from weights.names import convert_released, lacks_time, tensors_of, with_time
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # from which the released models start
 DENOISERS = {"diffusion": Denoiser, "mask": MaskedDenoiser, "none": MaskedDenoiser}    # --order
@@ -130,7 +130,7 @@ def open_start(source, world=None):
     require(None in (world, before) or before == world, f"--init {source}: was trained in version "
             f"{before} of the --data; this code has {world}")
     w = tensors_of(content)
-    if "encoder.pos_embed" in w and not any("temporal_attn" in name for name in w):
+    if lacks_time(w):
         return with_time(w)
     return w
 

@@ -19,6 +19,8 @@ from weights.bounds import LARGEST, are_numbers
 
 TEACHER = "teacher"       # the teacher in place of f, CLIP's row of Table 2; not for --encoder
 SETTLED = "dim", "features", "clips", "levels"     # arguments that the teacher, data, N and T give
+# What a module raises whose arguments or input do not fit.
+FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class Line(NamedTuple):
@@ -52,8 +54,7 @@ def make(kind, arguments):
     """An f or h: kind(**arguments). InputError if its class cannot be made with them."""
     try:
         return kind(**arguments)
-    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError,
-            ValueError) as error:
+    except FAILURES as error:
         raise InputError(f"{kind.__name__} cannot be made with {arguments}: "
                          f"{shorten(str(error), 200)}") from error
 
@@ -79,8 +80,7 @@ def check_encoder(f, dim):
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             x = f.eval()(clip)
-    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError,
-            ValueError) as error:
+    except FAILURES as error:
         raise InputError(f"{name} cannot read a clip {shape}: {shorten(str(error), 200)}"
                          ) from error
     for module, mode in training.items():

@@ -61,10 +61,15 @@ def tensors_of(content):
     return {our_name(name): value for name, value in w.items()}
 
 
+def lacks_time(w):
+    """Whether tensors under our names are those of a ViT without temporal attention."""
+    return "encoder.pos_embed" in w and not any("temporal_attn" in name for name in w)
+
+
 def is_image_model(w):
-    """Whether tensors under our names are those of a ViT, which reads one picture."""
-    is_vit = "encoder.pos_embed" in w and "encoder.time_embed" not in w
-    return is_vit and not any("temporal_attn" in name for name in w)
+    """Whether they are those of a ViT that reads one picture. (A TimeSformer with joint attention
+    lacks temporal attention, too, but has time_embed.)"""
+    return lacks_time(w) and "encoder.time_embed" not in w
 
 
 def with_time(w, frames=1):
