@@ -51,6 +51,7 @@ from support.arguments import (
     add_run_flags,
     add_teacher_flags,
     default_checkpoint,
+    limit_threads,
     peek,
     pick_device,
     positive,
@@ -405,6 +406,7 @@ def evaluate(args):
     model = weights.load(args.checkpoint).to(device)
     name = task_name(args)
     require_task(model, name, args)
+    limit_threads(model.encoder.image, device)
     task = TASKS[name]()
     source, _, teacher, texts = open_labeled(args, task, model, device, args.split)
     history, spacing = history_of(model, args.history)
@@ -459,6 +461,7 @@ def main(args):
         model = weights.load(args.checkpoint).to(device)
         if args.clip:
             teacher = open_teacher(args.clip, args.clip_weights, device)
+        limit_threads(model.encoder.image, device)
         source = open_unlabeled(args, model, teacher, args.split)
         write_features(args, model, teacher, source)
         warning = warn_of_data(model, source)

@@ -52,6 +52,7 @@ from support.arguments import (
     add_run_flags,
     add_teacher_flags,
     default_checkpoint,
+    limit_threads,
     mixed_precision,
     peek,
     pick_device,
@@ -244,6 +245,7 @@ def set_up_tuning(args, run, device):
     task = TASKS[name]()
     looks = args.init == INIT_TEACHER
     init = open_init(args, task, device)
+    limit_threads(init.encoder.image, init.phrases.device)     # f is on the CPU until it is tuned
     source, names, teacher, texts = open_labeled(args, task, init, device, "train", looks)
     start = [hashlib.sha256(value.numpy().tobytes()).hexdigest()
              for value in init.state_dict().values()]

@@ -164,7 +164,8 @@ def forecast(model, x, texts, as_one, names, noise):
             of Q samples, each a future of H steps.
     Raises: FloatingPointError if p is not finite.
     """
-    log_p, count = sample_in_turn(model, x, texts, noise), len(names)              # (Q, H, S)
+    count = len(names)
+    log_p = sample_in_turn(model, x, texts, noise)                                 # (Q, H, S)
     picks = merge(log_p.exp(), as_one, count).argmax(-1)                            # (Q, H)
     chosen = torch.bincount(picks[:, 0].cpu(), minlength=count)                    # (S',)
     mean = expectation(log_p[None, :, 0].cpu())[0]                                 # (S,)   Eq. 11
@@ -235,7 +236,8 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     if figure:                                             # first, what may not be installed
         figures.open_matplotlib(figure)
     keyframes.check_flags(key_frames, image_model, strength, features=name is not None)
-    device, checkpoint = pick_device(device), checkpoint or default_checkpoint()
+    device = pick_device(device)
+    checkpoint = checkpoint or default_checkpoint()
     model = weights.load(checkpoint).to(device)
     config = model.config
     require_world(model)

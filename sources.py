@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from torch.nn.functional import cosine_similarity
 
 from data import UNKNOWN, Pictures
-from support.arguments import limit_threads, peek
+from support.arguments import peek
 from support.errors import InputError, require
 from support.read import load_names, video_name
 
@@ -418,7 +418,6 @@ def list_for(args, model, split):
     """The videos of a split of --data for a checkpoint: data.Source, in which none is chosen yet,
     and its data.Lists. InputError if the model cannot read them, or is of another world."""
     side = model.encoder.image
-    limit_threads(side, model.phrases.device)
     require_world(model)
     reads = f"pictures of {side} pixels" if side else "features"
     kind = data_set(args.data)

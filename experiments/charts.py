@@ -11,8 +11,8 @@ from torch.nn.functional import normalize
 
 import weights
 from data import classify_examples, consecutive, sentence_windows, sentences_in
-from model import merge, sample_in_turn
-from predict import count_as_one, joined_names
+from model import merge
+from predict import count_as_one, forecast, joined_names
 from pseudo_labels import soft_targets
 from support.arguments import INCLUDED, Parser
 from support.errors import run_command
@@ -213,12 +213,8 @@ def next_steps(model, x, texts, shown):
     share of 50 samples}, the likeliest first, and the exact {name: p}; look-alikes as one."""
     names, as_one = count_as_one(grammar.STEPS, joined_names(grammar.STEPS, grammar.LOOK_ALIKES))
     noise = torch.randn(1, 50, model.dim, generator=torch.Generator().manual_seed(0))
-    log_p = sample_in_turn(model, x, texts, noise)[:, 0]                       # (Q, S)
-    picks = merge(log_p.exp(), as_one, len(names)).argmax(-1)
-    chosen, shares = torch.bincount(picks, minlength=len(names)), {}
-    for k in chosen.argsort(descending=True):
-        if chosen[k] > 0:
-            shares[names[k]] = float(chosen[k] / 50)
+    following, _ = forecast(model, x, texts, as_one, names, noise)
+    shares = {row["step"]: row["share"] for row in following if row["share"] > 0}
     p = grammar.Grammar().next_step([grammar.STEP_ID[name] for name in shown], True)
     exact = merge(torch.from_numpy(p).float(), as_one, len(names))
     return shares, {names[k]: float(exact[k]) for k in exact.nonzero()[:, 0]}

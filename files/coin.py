@@ -1,5 +1,5 @@
 """COIN, or videos in its layout."""
-from files.folder import VideoFolder, given
+from files.folder import VideoFolder
 from files.lists import load_coin, load_released_csv
 from support.arguments import existing
 
@@ -14,7 +14,7 @@ def add_label_flags(add, command, required=True):
 def read_labels(args):
     """Lists of --annotations, without the videos that have no steps."""
     if args.annotations.suffix == ".csv":
-        return load_released_csv(args.annotations, given(args, "task"))
+        return load_released_csv(args.annotations, getattr(args, "task", None))
     lists = load_coin(args.annotations)
     labeled = [video for video in lists.videos if video.steps]
     return lists._replace(videos=labeled)

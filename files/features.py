@@ -13,7 +13,7 @@ import torch
 
 from data import Example, Lists, Unreadable, Video, averaging_weights, window_around
 from files.coin import add_label_flags, read_labels
-from files.folder import VideoFolder, add_narration_flags, given
+from files.folder import VideoFolder, add_narration_flags
 from files.video import SLACK
 from support.arguments import existing
 from support.encode import encode_examples
@@ -107,7 +107,7 @@ class Features(VideoFolder):
 
     def read_lists(self, args, split):
         """See Source.read_lists: of --annotations; without, the videos with a narration."""
-        if given(args, "annotations"):
+        if getattr(args, "annotations", None):
             return read_labels(args)
         return Lists([Video(name) for name in self.names(args)])
 

@@ -17,11 +17,6 @@ from support.arguments import existing
 from support.errors import InputError
 
 
-def given(args, flag):
-    """The value of a flag; None if it is not given, or if the command has no such flag."""
-    return getattr(args, flag, None)
-
-
 def add_narration_flags(add, required):
     """Declare --captions and --ids."""
     add("--captions", type=existing, required=required,
@@ -48,13 +43,13 @@ class VideoFolder(Source):
             help="folder of videos, ID.mp4 and the like")
 
     def __init__(self, args):
-        folder, captions = given(args, self.flag), given(args, "captions")
+        folder, captions = getattr(args, self.flag, None), getattr(args, "captions", None)
         self.paths = self.find(folder) if folder else {}
         self.captions = Captions(captions, self.paths) if captions else None
 
     def names(self, args):
         """The ids of --ids; else all with a narration; without --captions, all that are there."""
-        if given(args, "ids"):
+        if getattr(args, "ids", None):
             return load_ids(args.ids)
         if self.captions is not None:
             return list(self.captions)

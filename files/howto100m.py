@@ -1,6 +1,6 @@
 """HowTo100M, or any narrated videos: a folder of videos, and their captions."""
 from data import Lists, Video
-from files.folder import VideoFolder, add_narration_flags, given
+from files.folder import VideoFolder, add_narration_flags
 from files.lists import load_coin
 from support.arguments import existing
 
@@ -22,6 +22,6 @@ class HowTo100M(VideoFolder):
     def read_lists(self, args, split):
         """See Source.read_lists. To check, the steps of the videos in --annotations, too."""
         steps = {}
-        if given(args, "annotations"):
+        if getattr(args, "annotations", None):
             steps = {video.name: video.steps for video in load_coin(args.annotations).videos}
         return Lists([Video(name, steps=steps.get(name, ())) for name in self.names(args)])

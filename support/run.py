@@ -97,7 +97,8 @@ class Run:
         self.max_unreadable = args.max_unreadable
         self.rank, self.world = rank, world                # as parallel.start gives them
         self.settings, self.checkpoint, self.unreadable, self.tried = {}, {}, {}, {}
-        self.made, self.writer, self.stop, self.logged = [], None, False, False
+        self.made, self.writer = [], None
+        self.stop = self.logged = False
         self.tensorboard = open_tensorboard() if args.tensorboard else None
         self.require_usable()
         parallel.wait()                            # no process takes it before all have looked

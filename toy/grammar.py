@@ -5,6 +5,7 @@ against a known truth. What comes next depends on which steps were done, and in 
 are S = 40 steps, each named "verb object".
 """
 import zlib
+from itertools import product
 
 import numpy as np
 
@@ -191,3 +192,11 @@ class Grammar:
             p *= float(self.next_step(before, from_start)[step])
             before.append(step)
         return p
+
+    def share(self, observed, from_start, meant):
+        """P(a future follows), if look-alikes count as one. meant: the ids that each of its steps
+        may be."""
+        total = 0.0
+        for ids in product(*meant):
+            total += self.chance(observed, from_start, ids)
+        return total

@@ -3,8 +3,6 @@
 M examples, S steps. p: probabilities (M, S). Where no label names look-alikes, the two of a pair
 count as one.
 """
-from itertools import product
-
 import numpy as np
 import torch
 
@@ -49,7 +47,8 @@ class Truth:
     def next_steps(self, examples):
         """The exact distribution of the next step, from the sequence of the steps shown ("exact")
         and from their set: {name: p (M, S)}."""
-        by_sequence, by_set, exact, of_set = grammar.Grammar(), grammar.Grammar("set"), [], []
+        by_sequence, by_set = grammar.Grammar(), grammar.Grammar("set")
+        exact, of_set = [], []
         for labels, from_start in self.known(examples):
             exact.append(by_sequence.next_step(labels, from_start))
             of_set.append(by_set.next_step(labels, from_start))
@@ -59,14 +58,16 @@ class Truth:
     def is_new(self, examples):
         """Which forecasts have a history and a next step that no training video shows: (M,)
         bool."""
-        trained, new = grammar.Grammar(training=True), []
+        trained = grammar.Grammar(training=True)
+        new = []
         for (labels, from_start), example in zip(self.known(examples), examples):
             new.append(trained.chance(labels, from_start, [example.label]) == 0)
         return torch.tensor(new)
 
     def by_place(self, right, examples):
         """{k: `share_of` the forecasts after k steps of a video}. right: {name: (M,) bool}."""
-        place, found = torch.tensor([example.step for example in examples]), {}
+        place = torch.tensor([example.step for example in examples])
+        found = {}
         for k in place.unique().tolist():
             found[k] = share_of(right, place == k)
         return found
@@ -108,12 +109,13 @@ class Truth:
         """
         joined = joined or {}
         called = [joined.get(step, step) for step in self.steps]               # (S,) of each step
-        exact, shown, script = grammar.Grammar(), [], self.source.videos[0]
+        exact, video = grammar.Grammar(), self.source.videos[0]
+        shown = []
         for middle in windows.mean(1):
-            step = self.step_at(script, middle)
+            step = self.step_at(video, middle)
             shown.append(joined.get(step, step))
-        begun = sum(step.start <= windows[-1, 1] - 1 for step in script.steps)
-        before, from_start = observed_steps(Example(0, windows, -1, begun), script)
+        begun = sum(step.start <= windows[-1, 1] - 1 for step in video.steps)
+        before, from_start = observed_steps(Example(0, windows, -1, begun), video)
         p = exact.next_step(before, from_start)
         chances, ids_of = {}, {}                           # by name
         for k, name in enumerate(called):
@@ -126,9 +128,6 @@ class Truth:
         exact_futures = []
         for future in futures:
             meant = [ids_of.get(step, [-1]) for step in future["steps"]]
-            share = 0.0
-            for ids in product(*meant):                    # a look-alike is either of its pair
-                share += exact.chance(before, from_start, list(ids))
-            exact_futures.append(future | {"share": share})
+            exact_futures.append(future | {"share": exact.share(before, from_start, meant)})
         return {"clips": shown, "next": following, "futures": exact_futures,
-                "follows": [called[step.label] for step in script.steps[begun:]]}
+                "follows": [called[step.label] for step in video.steps[begun:]]}
