@@ -371,7 +371,8 @@ def history_windows(end, spacing=None):
 
     spacing: s, the length of a window, so that h reads clips as far apart as in training. There
     are as many, from 1 to 8, as spacings fit before `end`, rounded. Windows that would begin before
-    the video are cut shorter, all alike. None: the released protocol, the last 68 s cut into eight.
+    the video are cut shorter, all alike. None: the paper's protocol (appendix B), the last 68 s
+    cut into eight.
     """
     n, seconds = HISTORY_CLIPS, HISTORY
     if spacing is not None:

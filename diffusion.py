@@ -13,7 +13,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (
     h              h           module      (zt, z, observed, j, t) -> z_hat (Eq. 5): denoiser.py
     x_hat_j^0      z_hat       (B, D)      what h predicts, scaled
     -              noise       (..., D)    standard normal; zeros for the approximate inference
-    B rows of N = 9 clips, one of them missing; T = 4 levels, D embedding.
+    B rows of N clips (nine in training), one of them missing; T = 4 levels, D embedding; Q samples,
+    K texts.
 
 The paper leaves open how large an embedding is relative to the noise, and the constants alpha_t.
 Both are set here, by `scale_of` and `noise_levels`; docs/differences.md shows their effect.
@@ -61,8 +62,8 @@ def noise_levels(dim, first=NOISE[0], last=NOISE[1], levels=LEVELS):
 def released_levels(levels=LEVELS):
     """alpha_bar (T,) of the authors' code, for any D: alpha_t falls linearly over the levels.
 
-    Even the last alpha_bar is .96. So in training h never reads noise alone, from which samples
-    start.
+    Even the last alpha_bar is .96: in training, x_j^T is nearly the whole clip plus noise of
+    deviation .2. Samples start from noise of deviation 1 and no clip, which h has never read.
     """
     return torch.linspace(1 - 1e-4, 1 - 0.02, levels).cumprod(0)
 

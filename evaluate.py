@@ -194,7 +194,7 @@ class Forecast(Task):
         truth, S = inputs.source.truth, inputs.zero_noise.shape[1]
         Q = inputs.samples[0].shape[1]
         as_one = counted_as(inputs.model, inputs.source, S)
-        y = as_one[inputs.labels]                                                   # (M,)
+        y = as_one[inputs.labels]                                                  # (M,)
         classes = len(as_one.unique())
         history = inputs.seen.sum(1) / inputs.n[:, None]                           # (M, D) means
         teacher = match(history, inputs.texts, inputs.model.tau)                   # (M, S)
@@ -263,7 +263,7 @@ class Classify(Task):
 
     def numbers(self, inputs):
         truth, labels = inputs.source.truth, inputs.labels
-        ours = match_labels(inputs.model, inputs.x, inputs.texts)                     # (M, 3, S)
+        ours = match_labels(inputs.model, inputs.x, inputs.texts)                  # (M, N, S)
         teacher = match(inputs.seen, inputs.texts, inputs.model.tau)
         p = {"ours": ours.exp().mean(1).cpu(), "teacher": teacher.exp().mean(1).cpu()}     # (M, S)
         S = p["ours"].shape[1]

@@ -22,7 +22,8 @@ trained.
 
 A Task (evaluate.py) says what is trained, and SETTINGS how; with `--recipe release`, RELEASED does.
 The gradient flows back through all T passes of `sample`. h's tokens have dropout 0.1.
-N clips of an example, B examples per update, S classes, D embedding.
+M examples of up to N clips, B of them per update; x (M, N, D), n (M,): f's embeddings, and how many
+clips each example has. S classes of a label set, D embedding.
 """
 import hashlib
 import itertools
@@ -187,9 +188,12 @@ def teacher_as_model(args, device):
 
 
 def with_classifier(init, name, classes, names, texts):
-    """The model of --init with a classifier of these classes, for a Task. It starts as `match` with
-    the texts (S, D), or at zero without texts. Its logits are divided by the tau of --init; a
-    published f has the paper's, as in the release."""
+    """The model of --init with a classifier of these classes, for a Task.
+
+    Its weights start as the texts (S, D) at length 1, or at zero without texts. So for clips it
+    starts as `match`; for forecasts it ranks alike, since x_hat is not at length 1. Its logits are
+    divided by the tau of --init; a published f has the paper's, as in the release.
+    """
     task = TASKS[name]
     config = replace(init.config, task=name, classes=classes, names=names)
     if task.trained == "denoiser":

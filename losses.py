@@ -32,7 +32,8 @@ Jensen's inequality. The paper simplifies in five places:
   KL( q(x_j^T | x_j^0) || N(0, I) ), is the constant c: no parameter of h is in it, and no gradient
   flows through x_j^0.
 - For Gaussians of equal covariance the KL is a squared distance with a weight for each level:
-      1/2 (s_{t-1} - s_t) |x_j^0 - x_hat_j^0|^2,    s_t = alpha_bar_t / (1 - alpha_bar_t).
+      1/2 (s_{t-1} - s_t) |x_j^0 - x_hat_j^0|^2,    s_t = alpha_bar_t / (1 - alpha_bar_t)
+  for x scaled as it is noised.
   Eq. 9 gives all levels equal weight, as Tevet et al. 2022 do. The simple loss of Ho et al. 2020
   weighs them by s_t, which falls by a factor of 44 over the four levels of diffusion.py.
 - Eq. A has -log p of one text. Eqs. 8 and 10 have the cross entropy with soft targets.

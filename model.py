@@ -11,7 +11,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
     x_hat_j^0      forecast     (B, Q, D)     the missing clip, once per noise
     -              scale        float         z = scale * x is what is noised: diffusion.py
     -              classifier   nn.Linear     replaces the texts after fine-tuning
-    B videos, N clips of each, Q noises, T levels, K phrases, D embedding, S classes.
+    B videos, N clips of each, Q noises, T levels, K phrases, D embedding, S classes. C clips of F
+    frames, H x W pixels each.
 """
 from dataclasses import dataclass
 
@@ -166,10 +167,10 @@ def merge(p, as_one, count):
 
 
 def sample_in_turn(model, x, texts, noise):
-    """Q futures of H steps of a video, each sampled step by step (Sec. 3.3, repeated).
+    """Q futures of L steps of a video, each sampled step by step (Sec. 3.3, repeated).
 
     What h predicts, x_hat at unit length, becomes the last observed clip; of nine, the first
-    is dropped. x (N, D), noise (H, Q, D) -> log p of each step, (Q, H, S).
+    is dropped. x (N, D), noise (L, Q, D) -> log p of each step, (Q, L, S).
     """
     log_p = []
     history = x.expand(noise.shape[1], -1, -1)                                 # (Q, N, D)

@@ -5,7 +5,7 @@ appendix B for the prompts.
 
     paper        here                    shape       meaning
     g            Teacher.encode_phrases  (K, D)      fixed text encoder, mean over 28 prompts
-    y^{1:K}      phrases                 (K, D)      the pool's embeddings, of any length
+    y^{1:K}      texts                   (K, D)      the pool's embeddings, of any length
     -            Teacher.encode_clips    (C, D)      image features, mean over frames
     -            clip_features           (C, D)      the same, or features of what is said
     p'_i         soft_targets            (..., K)    softmax of cosines: the target of clip i
@@ -104,7 +104,7 @@ def clip_features(teacher, seen, said, targets="vision"):
 
     Args:
         seen:    what the teacher sees of the clips, for `encode_clips`.
-        said:    what is said during the N clips of each video: [(shares (N, m), m texts), ...].
+        said:    what is said during the N clips of each video: [(weights (N, m), m texts), ...].
         targets: "vision": of frames, as in the paper; "narration": the mean of the sentences of a
                  clip; "both": the mean of the two, each at length 1. (In the release, speech keeps
                  its length: support/release.py.)
@@ -119,12 +119,13 @@ def clip_features(teacher, seen, said, targets="vision"):
     return (functional.normalize(teacher.encode_clips(seen), dim=-1) + spoken) / 2
 
 
-def soft_targets(features, phrases, tau):
+def soft_targets(features, texts, tau):
     """p': how well each phrase of the pool fits a clip, by Eq. 6 with the teacher's features.
 
         p'_k = exp(cos(feature, y_k) / tau) / sum_l exp(cos(feature, y_l) / tau)
 
-    Args:    features (..., D): a clip's mean over frames, or its narration's; phrases (K, D).
+    Args:    features (..., D): a clip's mean over frames, or its narration's; texts (K, D): of the
+             pool.
     Returns: (..., K) float, rows sum to 1, without gradient.
     """
-    return match(features, phrases, tau).exp().detach()
+    return match(features, texts, tau).exp().detach()

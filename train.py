@@ -17,7 +17,7 @@ their objectives, Eq. 7, first with SGD, then with AdamW. finetune.py has fine-t
     x_i            x              (B, N, D)            f(v_i)
     x_j^0          x0             (B, N, D)            the missing clip; scale * x0 is noised
     x_j^t          zt             (B, N, D)            scale * x_j^0, noised to level t
-    {x_i}          context        (B, N, N, D)         row j: scale * x_i
+    {x_i}          others         (B, N, N, D)         row j: scale * x_i
     x_hat_j^0      x_hat, z_hat   (B, N, D)            what h predicts; scaled
 
 B videos, N clips, F frames of a clip; K phrases; D embedding; T noise levels. A row is a video with
@@ -124,9 +124,9 @@ def objective(model, clips, targets, noise, t, observed, perm):
     log_p = match(x, model.phrases, model.tau)                             # Eq. 6
     x0 = x.detach()                                                        # x_j^0: no gradient
     zt = add_noise(model.scale * x0, noise, model.alpha_bar[t])            # Eq. 2: x_j^t
-    context = model.scale * x[:, None].expand(-1, N, -1, -1)               # {x_i}, once for each j
-    context = context.take_along_dim(perm[..., None], 2)
-    z_hat = model.denoiser(zt.flatten(0, 1), context.flatten(0, 1), observed.flatten(0, 1), j,
+    others = model.scale * x[:, None].expand(-1, N, -1, -1)                # {x_i}, once for each j
+    others = others.take_along_dim(perm[..., None], 2)
+    z_hat = model.denoiser(zt.flatten(0, 1), others.flatten(0, 1), observed.flatten(0, 1), j,
                            t.flatten()).float()                            # Eq. 5
     x_hat = z_hat.unflatten(0, (B, N)) / model.scale
     log_q = match(x_hat, model.phrases, model.tau)                         # Eq. 6, of x_hat
@@ -257,13 +257,14 @@ def pretrain(args):
                 usable = run.readable(part)
                 if not usable:
                     continue
-                places = [one.place for one in usable]                         # in the batch
-                clips = join([one.clips for one in usable], device).unflatten(0, (-1, CLIPS))
-                seen = join([one.seen for one in usable], device)
-                said = [one.said for one in usable]
-                features = recipe.features(teacher, seen, said, args.targets).to(device)
+                places = [one.place for one in usable]     # in the batch; b videos could be read
+                clips = join([one.clips for one in usable], device)            # (b N, F, 3, H, W)
+                clips = clips.unflatten(0, (-1, CLIPS))                        # (b, N, F, 3, H, W)
+                seen = join([one.seen for one in usable], device)              # by the teacher
+                said = [one.said for one in usable]                            # during the clips
+                features = recipe.features(teacher, seen, said, args.targets).to(device)  # (b N, D)
                 targets = recipe.targets(features, model.phrases, model.tau)   # Eq. 6: p'_i
-                targets = targets.unflatten(0, (-1, CLIPS))
+                targets = targets.unflatten(0, (-1, CLIPS))                    # (b, N, K)
                 given = [send(drawn[places], device) for drawn in draws]
                 with mixed_precision(device):
                     xe, mse, mc, of_f, of_h = recipe.objective(model, clips, targets, *given)

@@ -38,10 +38,10 @@ def clip_features(teacher, seen, said, targets="both"):
     return (teacher.encode_clips(seen) + spoken) / 2
 
 
-def soft_targets(features, phrases, tau):
+def soft_targets(features, texts, tau):
     """p', (..., K): only the TOP likeliest phrases keep their share, and the shares that are left
     sum to 1. The arguments are those of `pseudo_labels.soft_targets`."""
-    p = pseudo_labels.soft_targets(features, phrases, tau)
+    p = pseudo_labels.soft_targets(features, texts, tau)
     share, k = p.topk(min(TOP, p.shape[-1]), -1)
     kept = torch.zeros_like(p).scatter(-1, k, share)
     return kept / kept.sum(-1, keepdim=True)
@@ -70,12 +70,12 @@ def objective(model, clips, targets, noise, j, observed, perm):
     x = model.encode(clips.flatten(0, 1)).unflatten(0, (B, N))             # x_i = f(v_i)
     log_p = match(x, model.phrases, model.tau)                             # Eq. 6
     x0 = x[torch.arange(B, device=x.device), j]                            # (B, D), with gradient
-    context = (model.scale * x).take_along_dim(perm[..., None], 1)         # (B, N, D)
+    others = (model.scale * x).take_along_dim(perm[..., None], 1)          # (B, N, D)
     z_hat = model.scale * x0                               # what is noised at the noisiest level
     predicted = []
     for t in reversed(range(T)):
         zt = add_noise(z_hat.detach(), noise[:, t], model.alpha_bar[t])
-        z_hat = model.denoiser(zt, context, observed, j, torch.full_like(j, t)).float()    # Eq. 5
+        z_hat = model.denoiser(zt, others, observed, j, torch.full_like(j, t)).float()    # Eq. 5
         predicted.append(z_hat)
     x_hat = torch.stack(predicted, 1) / model.scale                        # (B, T, D)
     log_q = match(x_hat, model.phrases, model.tau)                         # Eq. 6, of x_hat
