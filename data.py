@@ -30,7 +30,8 @@ ORDER, ITEM, LABELS = 0, 1, 2                      # what a generator draws
 
 
 class Step(NamedTuple):
-    """One annotated step, from `start` to `end` s. label: class; (verb, noun) of EPIC."""
+    """One annotated step, from `start` to `end` s. label: the number of its class, from 0, or
+    UNKNOWN; (verb, noun) of EPIC."""
     start: float
     end: float
     label: int | tuple
@@ -63,16 +64,18 @@ class Encoder(Protocol):
     It is made as Class(dim=D, ...) with the sizes of its line; all its arguments have defaults. If
     it reads pictures, `image` and `frames` are among them, by these names. One that reads features
     has an argument and an attribute `features`: F, how many numbers a clip has. When a model is
-    made, f is asked for one clip, to see that it is as described here.
+    made, f is asked for one clip, to see that it is as described here. With BatchNorm in f, each
+    micro-batch and process has its own statistics, so their number changes the result.
     """
     image: int                         # side of the pictures it reads, pixels; 0: it reads features
     frames: int                        # F of a clip; 0: it reads features
     seconds: float | None              # it reads only the middle of a window; None: all of it
 
     def __call__(self, clips):
-        """Clips (B, 3, F, H, W) float, normalized, or features (B, F) -> (B, D) float, length 1.
+        """Clips (B, 3, F, H, W) float, or features (B, F) -> (B, D) float, length 1.
 
-        Length 1 within float32's rounding, also under autocast: normalize in the type of the clips.
+        Clips are RGB, (pixels / 255 - mean) / std by Source.pixels. Length 1 within float32's
+        rounding, also under autocast: normalize in the type of the clips.
         """
 
 
@@ -89,7 +92,9 @@ class LeftOut(Unreadable):
 class Lists(NamedTuple):
     """What the lists of a data set hold."""
     videos: list                   # Video; of the asked split or of all splits
-    names: dict = {}               # {class of steps: its name}, as far as the lists name them
+    names: dict = {}               # {number of a class of steps: its name}, as far as they have
+    #                                one. A number means the same in all splits: if labels are
+    #                                texts, number the sorted texts of all splits
     activities: dict = {}          # {activity: its name}; "" if it has none
     split: str = "all"             # what the videos without a split are
 
@@ -101,10 +106,14 @@ class Source:
     is opened, and then reads videos, in this order; it may be copied to worker processes, where it
     only reads. A list names all videos, and `found` says which are there. Splits, --hold-out,
     --skip, absent videos, names and counts follow for all data sets: sources.py.
+
+    InputError is support.errors.InputError. Helpers to read lists: support/read.py and
+    files/lists.py. Parse fields within `fields_of`, so that a wrong one is told with its line.
     """
     narrated = False               # videos have narrations, so that one can pre-train on them
     has = ()                       # what lists have: "steps", their "names", "activities",
-    #                                "actions" (verb and noun of each)
+    #                                "actions" (verb and noun of each). A task whose `needs` are
+    #                                all here is offered
     side = None                    # of pictures, pixels; 0: features; None: any above 0
     pixels = PIXELS                # (mean, std) of pixels / 255 as f expects them
 
@@ -204,7 +213,7 @@ class Example(NamedTuple):
     video: int                    # place in source.videos
     windows: np.ndarray           # (n, 2) s
     label: int | tuple | None     # a class; (verb, noun) of EPIC-Kitchens-100; None: unlabeled
-    step: int                     # which step of the video: the labeled one
+    step: int                     # which step of the video: the labeled one; 0 without steps
 
 
 # --- Pre-training: narrated clips ---

@@ -111,10 +111,11 @@ def counted_as(model, source, S):
 
 # --- The tasks ---
 class Inputs(NamedTuple):
-    """M examples of a task, as a model sees them, and all else that its numbers are made of."""
+    """M examples of a task, as a model sees them, and all else that its numbers are made of. x, n,
+    seen and texts are on the model's device, the other tensors on the CPU."""
     model: object                  # ProcedureModel
     x: torch.Tensor                # (M, N, D) f's embeddings of their clips
-    n: torch.Tensor                # (M,) how many of the N clips each has
+    n: torch.Tensor                # (M,) how many of the N clips each has; zeros follow them
     seen: torch.Tensor | None      # (M, N, D) the teacher's; None for a task without names
     texts: torch.Tensor | None     # (S, D) of the label set; None for a task without names
     labels: torch.Tensor | None    # (M,), or (M, label sets); None for a task without labels
@@ -132,15 +133,17 @@ class Task:
     """Something to measure, and maybe to fine-tune for. To add one, write a subclass that overrides
     what differs, and a line of TASKS.
 
-    A data set can do a task if it `has` (sources.py) all that the task needs. A task that needs
-    nothing has no labels. It can be done on any videos; its examples have the label None.
+    A data set can do a task if it `has` (data.Source) all that the task needs. A task that needs
+    nothing has no labels. It can be done on any videos; its examples have the label None. Without
+    --task, a command takes the first of TASKS that --data can do.
     """
     # The word of --task that asks for it; None: its name in TASKS.
     word = None
     # What its data set must have: "steps" (labeled), "names" (texts of their classes),
     # "activities", "actions" (labeled by verb and noun).
     needs = ()
-    # Whether `examples` needs to know how long each video is; then the files are looked at.
+    # Whether `examples` needs to know how long each video is; then the files are looked at. Else
+    # `duration` is what the list says, and None if it says nothing.
     needs_length = False
     # Whether a model without h cannot do it.
     needs_h = False
@@ -171,8 +174,10 @@ class Task:
     def numbers(self, inputs):
         """Inputs -> the keys of the JSON that are the task's own.
 
-        "right", by support/metrics.py:pack, is what experiments/compare.py reads. In the toy world
-        the inputs have look-alikes apart; `counted_as` and model.merge make one step of two.
+        "top1" is printed as "% right", and keys of its own if `words` has them. "right" is what
+        experiments/compare.py reads: pack({column: (M,) bool}, inputs.names()), where the examples
+        of a video follow each other. In the toy world the inputs have look-alikes apart;
+        `counted_as` and model.merge make one step of two.
         """
         raise NotImplementedError
 
@@ -353,7 +358,9 @@ def require_task(model, name, args):
     """InputError unless the model can do the task: it is fine-tuned for it; or it is not
     fine-tuned, has h if the task needs it, and can match clips with the names of all labels."""
     config, task = model.config, TASKS[name]
-    need = "a run of `python train.py` with h, that is not fine-tuned"
+    need = "a run of `python train.py` that is not fine-tuned"
+    if task.needs_h:
+        need = "a run of `python train.py` with h, that is not fine-tuned"
     if task.trained:
         need = (f"a checkpoint of `python train.py --stage finetune --task {args.task} --data "
                 f"{args.data}`")
