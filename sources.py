@@ -345,7 +345,10 @@ def choose_names(lists, args, tuned):
 def check_names(path, names, lists, args):
     """InputError if the names in `path`, class by class, contradict those of the lists. There may
     be more names: the last classes may have no step."""
-    need = f"in {labels_from(args)}; line i must be class i"
+    rule = "line i must be class i"
+    if path == "the checkpoint":
+        rule = "number the classes as in its training"
+    need = f"in {labels_from(args)}; {rule}"
     count = count_classes(lists)
     require(count <= len(names), f"{path}: {len(names)} names, but {count} classes {need}")
     for k, known in sorted(lists.names.items()):
