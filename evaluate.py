@@ -124,7 +124,7 @@ class Inputs(NamedTuple):
     zero_noise: torch.Tensor | None = None     # (M, S) log p, of a task that forecasts
     samples: tuple = ()            # (M, Q, S) log p, for each time that samples are drawn
 
-    def names(self):
+    def ids(self):
         """The id of each example's video."""
         return [self.source.videos[example.video].name for example in self.examples]
 
@@ -175,7 +175,7 @@ class Task:
         """Inputs -> the keys of the JSON that are the task's own.
 
         "top1" is printed as "% right", and keys of its own if `words` has them. "right" is what
-        experiments/compare.py reads: pack({column: (M,) bool}, inputs.names()), where the examples
+        experiments/compare.py reads: pack({column: (M,) bool}, inputs.ids()), where the examples
         of a video follow each other. In the toy world the inputs have look-alikes apart;
         `counted_as` and model.merge make one step of two.
         """
@@ -240,7 +240,7 @@ class Forecast(Task):
             known["zero_noise"] = right["zero_noise"]
             numbers["by_place"] = truth.by_place(known, inputs.examples)
             numbers["new"] = share_of(known, parts["new"])
-        numbers["right"] = pack(right, inputs.names(), parts)
+        numbers["right"] = pack(right, inputs.ids(), parts)
         return numbers
 
 
@@ -287,7 +287,7 @@ class Classify(Task):
             numbers["held_out"] = percents(right, parts["held_out"])
             numbers["look_alikes"] = percents(apart, parts["look_alikes"])
             right["look_alikes"] = apart["ours"]
-        numbers["right"] = pack(right, inputs.names(), parts)
+        numbers["right"] = pack(right, inputs.ids(), parts)
         return numbers
 
 

@@ -109,7 +109,7 @@ class Features(VideoFolder):
         """See Source.read_lists: of --annotations; without, the videos with a narration."""
         if getattr(args, "annotations", None):
             return read_labels(args)
-        return Lists([Video(name) for name in self.names(args)])
+        return Lists([Video(name) for name in self.ids(args)])
 
     def duration(self, i):
         """When the last row of video i ends, s."""

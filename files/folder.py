@@ -47,7 +47,7 @@ class VideoFolder(Source):
         self.paths = self.find(folder) if folder else {}
         self.captions = Captions(captions, self.paths) if captions else None
 
-    def names(self, args):
+    def ids(self, args):
         """The ids of --ids; else all with a narration; without --captions, all that are there."""
         if getattr(args, "ids", None):
             return load_ids(args.ids)

@@ -24,4 +24,4 @@ class HowTo100M(VideoFolder):
         steps = {}
         if getattr(args, "annotations", None):
             steps = {video.name: video.steps for video in load_coin(args.annotations).videos}
-        return Lists([Video(name, steps=steps.get(name, ())) for name in self.names(args)])
+        return Lists([Video(name, steps=steps.get(name, ())) for name in self.ids(args)])
