@@ -93,11 +93,13 @@ def score(model, x, n, texts, noise, batch):
     Returns: log p(y), (M, Q, S), on the CPU.
     """
     log_p = []
-    for first in range(0, len(x), batch):
-        rows = slice(first, first + batch)
-        x_hat = model.forecast_next(x[rows], noise[rows].to(x.device), n[rows])    # (B, Q, D)
+    order = n.argsort(stable=True)         # by length, since h also computes what it does not read
+    for rows in order.split(batch):
+        N = n[rows].max()
+        eps = noise[rows.to(noise.device)].to(x.device)                            # (B, Q, D)
+        x_hat = model.forecast_next(x[rows, :N], eps, n[rows])                     # (B, Q, D)
         log_p.append(match_labels(model, x_hat, texts).cpu())                      # (B, Q, S)
-    return torch.cat(log_p)
+    return torch.cat(log_p)[order.argsort().cpu()]
 
 
 def counted_as(model, source, S):
