@@ -92,14 +92,13 @@ def score(model, x, n, texts, noise, batch):
              fine-tuned; noise (M, Q, D); batch: how many histories at a time.
     Returns: log p(y), (M, Q, S), on the CPU.
     """
-    log_p = []
-    order = n.argsort(stable=True)         # by length, since h also computes what it does not read
-    for rows in order.split(batch):
-        N = n[rows].max()
-        eps = noise[rows.to(noise.device)].to(x.device)                            # (B, Q, D)
-        x_hat = model.forecast_next(x[rows, :N], eps, n[rows])                     # (B, Q, D)
-        log_p.append(match_labels(model, x_hat, texts).cpu())                      # (B, Q, S)
-    return torch.cat(log_p)[order.argsort().cpu()]
+    log_p, order = [], []
+    for N in n.unique().tolist():          # those of a length together, so that h reads no padding
+        for rows in torch.nonzero(n.cpu() == N).flatten().split(batch):
+            x_hat = model.forecast_next(x[rows, :N], noise[rows].to(x.device))     # (B, Q, D)
+            log_p.append(match_labels(model, x_hat, texts).cpu())                  # (B, Q, S)
+            order.append(rows)
+    return torch.cat(log_p)[torch.cat(order).argsort()]
 
 
 def counted_as(model, source, S):

@@ -180,7 +180,7 @@ def teacher_as_model(args, device):
     clip = args.clip or kind.clip
     teacher = open_teacher(clip, args.clip_weights, device)
     D = teacher.encode_phrases([""]).shape[1]
-    encoder = sizes_of(TEACHER, kind.size)               # as many frames as f reads
+    encoder = sizes_of(TEACHER, kind.size)                 # as many frames as f reads
     encoder["image"] = teacher.size
     config = Config(encoder=encoder, denoiser=None, order="none", tau=kind.tau or TAU, scale=1.0,
                     alpha_bar=[0.5], pixels=(0.0, 1.0), clip=clip, clip_weights=args.clip_weights)
@@ -220,8 +220,9 @@ def with_classifier(init, name, classes, names, texts):
 
 def freeze_head(encoder):
     """Do not train f's projection into the text space, its `head` if it has one (release)."""
-    if hasattr(encoder, "head"):
-        encoder.head.requires_grad_(False)
+    head = getattr(encoder, "head", None)
+    if head is not None:
+        head.requires_grad_(False)
 
 
 def open_init(args, task, device):

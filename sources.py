@@ -336,18 +336,15 @@ def choose_names(lists, args, tuned):
     if tuned and len(names) == len(tuned) and all(map(same_name, names, tuned)):
         return list(tuned), numbers
     if tuned:
-        check_names("the checkpoint", tuned, lists, args)
+        check_names("the checkpoint", tuned, lists, args, "number the classes as in its training")
         return list(tuned), range(len(tuned))
     require(names, f"{labels_from(args)}: its classes have no names; add --steps FILE")
     return names, numbers
 
 
-def check_names(path, names, lists, args):
-    """InputError if the names in `path`, class by class, contradict those of the lists. There may
-    be more names: the last classes may have no step."""
-    rule = "line i must be class i"
-    if path == "the checkpoint":
-        rule = "number the classes as in its training"
+def check_names(path, names, lists, args, rule="line i must be class i"):
+    """InputError, which ends with the rule, if the names in `path`, class by class, contradict
+    those of the lists. There may be more names: the last classes may have no step."""
     need = f"in {labels_from(args)}; {rule}"
     count = count_classes(lists)
     require(count <= len(names), f"{path}: {len(names)} names, but {count} classes {need}")

@@ -97,7 +97,7 @@ def sampled_futures(model, x, n, texts, source, examples, as_one, args):
         generator = torch.Generator().manual_seed(args.seed * 1000 + 500 + i)
         noise = torch.randn(H, DRAWS, model.dim, generator=generator)
         log_p = sample_in_turn(model, x[i, :n[i]], texts, noise)               # (DRAWS, H, S)
-        picks = merge(log_p.exp(), as_one, len(texts)).argmax(-1)               # (DRAWS, H)
+        picks = merge(log_p.exp(), as_one, len(texts)).argmax(-1)              # (DRAWS, H)
         known = observed_steps(examples[i], source.videos[examples[i].video])
         for future in picks.tolist():
             possible.append(is_possible(exact, *known, future, as_one))

@@ -78,12 +78,12 @@ def all_bits(columns):
     return packed
 
 
-def pack(right, names, parts=()):
+def pack(right, names, parts=None):
     """What experiments/compare.py reads of M examples: {column: which are right, (M,) bool, as
     hexadecimal bits; "parts": {name: which examples belong to this part, likewise}; "per_video":
     how many examples each video has, in their order}. names: of the video of each example."""
     packed = all_bits(right)
-    packed["parts"] = all_bits(dict(parts))
+    packed["parts"] = all_bits(parts or {})
     packed["per_video"] = [len(list(group)) for _, group in groupby(names)]
     return packed
 

@@ -130,14 +130,18 @@ def slow_entropy(target, p):
 
 
 def slow_objective(model, v, targets, noise, t, observed, perm):
-    """L_XE, L_MSE and L_MC of each video, (B, 3): v (B, N, ..), the other tensors as in train.py;
-    without h, L_XE alone. The mask is zeros at the noisiest level."""
+    """L_XE, L_MSE and L_MC of each video, and how often f's and h's likeliest phrase is the
+    teacher's, (B, 5): v (B, N, ..), the other tensors as in train.py; without h, 0 for what is h's.
+    The mask is zeros at the noisiest level."""
     N, scale, terms = v.shape[1], model.scale, []
     for b, video in enumerate(v):
         x = [model.encoder(clip[None])[0] for clip in video]                   # x_i = f(v_i)
         p = [slow_match(clip, model.phrases, model.tau) for clip in x]
         xe = mse = mc = torch.zeros(())
+        of_f = of_h = 0.0
         for j in range(N):                             # each clip in turn is missing
+            likeliest = targets[b, j].argmax()
+            of_f += float(p[j].argmax() == likeliest) / N
             xe = xe + sum(slow_entropy(targets[b, i], p[i])
                           for i in range(N) if i != j) / (N - 1) / N           # Eq. 8
             if model.denoiser is None:
@@ -154,6 +158,8 @@ def slow_objective(model, v, targets, noise, t, observed, perm):
             x_hat = slow_h(dict(model.denoiser.named_parameters()), model.denoiser.heads, zt, z,
                            observed[b, j], j, level) / scale                   # Eq. 5
             mse = mse + ((x_hat - x0) ** 2).sum() / N                          # Eq. 9
-            mc = mc + slow_entropy(targets[b, j], slow_match(x_hat, model.phrases, model.tau)) / N
-        terms.append(torch.stack([xe, mse, mc]))
+            q = slow_match(x_hat, model.phrases, model.tau)
+            mc = mc + slow_entropy(targets[b, j], q) / N
+            of_h += float(q.argmax() == likeliest) / N
+        terms.append(torch.stack([xe, mse, mc, torch.tensor(of_f), torch.tensor(of_h)]))
     return torch.stack(terms)

@@ -131,10 +131,12 @@ def test_from_features_to_a_forecast(trained, here, capsys):
 
 
 def test_features_of_videos(trained, here, capsys):
-    """Catches: a window twice or not at all, embeddings of other windows or videos."""
+    """Catches: a window twice or not at all, embeddings of other windows or videos; real videos
+    through an f of the toy world without a word."""
     call("toy", "export", "--out", "world", "--train", "1", "--test", "1")
     flags = "--task", "features", "--videos", "world/videos", "--checkpoint", trained / "none"
     call("evaluate.py", *flags, "--out", "f.npz")
+    assert "warning: this checkpoint knows only the toy world" in capsys.readouterr().out
     model = weights.load(trained / "none")
     args = evaluate.parse(["--task", "features", "--videos", "world/videos", "--device", "cpu",
                            "--checkpoint", str(trained / "none")])

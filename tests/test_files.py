@@ -19,7 +19,7 @@ from files.folder import VideoFolder
 from sources import list_narrated
 from support.read import load_phrases
 from support.workers import epoch_order
-from toy.source import load_teacher
+from toy.source import Toy, load_teacher
 from toy.truth import Truth
 
 # Of each text: its tokens (text, part of speech, relation, its head's place, lemma if another), and
@@ -127,7 +127,12 @@ def test_check_names_what_training_refuses(tmp_path, capsys):
                                "found": None, "absent": None, "unreadable": None,
                                "absent_ids": None, "unreadable_ids": {}}
     call("files", "check", "--data", "toy", "--toy-videos", "2", "--json", file)
-    assert read_json(file)["forecast"]["validation"]["listed"] == 14
+    found = read_json(file)
+    assert found["forecast"]["validation"]["listed"] == 14 and "activity" in found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Toy, "has", ("steps", "names"))      # a data set without activities
+        call("files", "check", "--data", "toy", "--toy-videos", "2", "--json", file)
+    assert "forecast" in read_json(file) and "activity" not in read_json(file)
 
 
 def test_what_is_not_there_or_not_read_is_one_line(here, capsys, monkeypatch):

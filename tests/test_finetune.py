@@ -192,7 +192,7 @@ def test_actions_of_epic_train_f(trained, here, capsys, monkeypatch):
     """Catches: frames of another rate, verbs and nouns exchanged, f frozen; settings at which the
     loss does not fall, another weight decay than the release's, gradients that are not clipped;
     another split; a video of --skip that is opened; one that cannot be decoded, read as if it
-    could."""
+    could; the label of another clip, beside one that cannot be read."""
     clips, clip = [], finetune.clip_grad_norm_
     monkeypatch.setattr(finetune, "clip_grad_norm_", lambda parameters, most: (
         clips.append(most) or clip(parameters, most)))
@@ -225,6 +225,20 @@ def test_actions_of_epic_train_f(trained, here, capsys, monkeypatch):
     content = read_json("a.json")
     assert [*content["top1"]] == ["verb", "noun", "action"] and content["evaluated"] == 6
     assert content["split"] == "validation" and content["unreadable"] == 1
+
+    class Marked(finetune.LabeledExamples):            # all pixels of a clip are its verb
+        def __getitem__(self, item):
+            read, verb = super().__getitem__(item), self.examples[item[1]].label[0]
+            return read._replace(clips=torch.full_like(read.clips, verb))
+    encode, shown, wanted = model.encode.__func__, [], []
+    monkeypatch.setattr(finetune, "LabeledExamples", Marked)
+    monkeypatch.setattr(type(model), "encode", lambda self, clips: (
+        shown.extend(clips[:, 0, 0, 0, 0].tolist()) or encode(self, clips)))
+    loss = finetune.label_loss
+    monkeypatch.setattr(finetune, "label_loss", lambda log_p, y: (
+        wanted.extend(y[:, 0].tolist()) or loss(log_p, y)))
+    call(*tune, "--epochs", "1", "--batch", "9", "--out", "marked")
+    assert shown == wanted and sorted(shown) == [0, 0, 1, 1, 2, 2]     # of nine, three are damaged
 
 
 def test_a_resumed_fine_tuning_starts_from_the_same_model(trained, here, capsys):

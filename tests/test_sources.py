@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from commands import ROOT, fails
 
+import evaluate
 import sources
 import train
 import weights
@@ -118,7 +119,7 @@ def test_names_that_contradict_the_annotations(tmp_path):
         with pytest.raises(InputError, match=told):
             sources.name_classes(lists, args)
     args.steps = None
-    with pytest.raises(InputError, match="the checkpoint:3: class 3 is 'cut', but 'Fry' in C"):
+    with pytest.raises(InputError, match="the checkpoint:3: class 3 is 'cut', but 'Fry' in C; num"):
         sources.name_classes(lists, args, ["stir", "fold", "cut"])
     with pytest.raises(InputError, match="the checkpoint: 2 names, but 3 classes in C"):
         sources.name_classes(Lists([steps(0, 2)]), args, ["stir", "fold"])
@@ -145,8 +146,13 @@ def test_activities_that_contradict_the_checkpoint():
 
 # --- What a model knows ---
 def test_the_teacher_and_the_steps_of_a_model():
-    """Catches: another teacher than the model's own; its steps lost, or those of activities."""
+    """Catches: another teacher than the model's own; one that looks at clips in vain; the model's
+    steps lost, or those of activities."""
     model = weights.load(INCLUDED)
+    args = evaluate.parse(["--toy-videos", "2", "--checkpoint", str(INCLUDED)])
+    source, _, teacher, texts = sources.open_labeled(args, evaluate.Classify(), model, "cpu",
+                                                     "test", looks=False)
+    assert teacher is None and len(source.features) == 0 and texts.shape == (40, model.dim)
     first = sources.teacher_of(model).encode_phrases([model.config.first_phrase])[0]
     assert first @ model.phrases[0] > 0.999 * first.norm()
     assert sources.steps_of(model) == [*grammar.STEPS]

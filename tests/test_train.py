@@ -48,15 +48,17 @@ def tiny(order):
 def test_eqs_5_to_10_the_objective_by_loops(float64, order, rows, context):
     """Catches: a clip, level, noise or target of another row; a scale left out; a mean over other
     clips, p and p' exchanged; a gradient through the target or x_j^t, or none through the context;
-    a mask model that reads noise."""
+    a mask model that reads noise; `match` of another's phrases, or of h in place of f."""
     model, v, targets = tiny(order)
     given = v, targets, *train.draw(2, 16, 3, rows, context, 0, 7)
     found, weight = [], torch.tensor([1., 2., 3.])     # so that no terms' gradients are exchanged
     for objective in train.matching if order == "none" else train.objective, slow_objective:
         terms = objective(model, *given)
-        if isinstance(terms, tuple):                   # (B,) each, 0 without h
-            terms = torch.stack([term + 0 * terms[0] for term in terms[:3]], -1)       # (B, 3)
-        found.append([terms, *torch.autograd.grad((terms * weight).sum(), [*model.parameters()])])
+        if isinstance(terms, tuple):                   # (B,) each; without h 0, and None at last
+            columns = [0.0 if term is None else term for term in terms]
+            terms = torch.stack([column + 0 * terms[0] for column in columns], -1)     # (B, 5)
+        loss = (terms[:, :3] * weight).sum()
+        found.append([terms, *torch.autograd.grad(loss, [*model.parameters()])])
     for ours, slow in zip(*found):
         torch.testing.assert_close(ours, slow, rtol=1e-4, atol=1e-4)
 

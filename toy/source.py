@@ -57,7 +57,7 @@ class Toy(Source):
 
     def __init__(self, args):
         self.truth = Truth(self)
-        self.narrations = {}                                     # {i: narration} of those asked for
+        self.narrations = {}                               # {i: narration} of those asked for
 
     def read_lists(self, args, split):
         """See Source.read_lists. The first --toy-videos of a split, or of each."""
